@@ -1,0 +1,28 @@
+# The torch-free half: rooms base to cli.
+file(GLOB core_sources CONFIGURE_DEPENDS
+  src/base/*.cc src/layout/*.cc src/storage/*.cc src/format/*.cc src/family/*.cc src/checkpoint/*.cc)
+add_library(shardsmith_core STATIC ${core_sources})
+target_include_directories(shardsmith_core PUBLIC src include)
+target_include_directories(shardsmith_core SYSTEM PRIVATE ${ISAL_INCLUDE})
+target_link_libraries(shardsmith_core PRIVATE shardsmith_warnings ${ISAL_LIBRARY} ZLIB::ZLIB nlohmann_json::nlohmann_json PUBLIC Threads::Threads)
+if(SHARDSMITH_SANITIZE)
+  list(JOIN SHARDSMITH_SANITIZE "," sanitizers)
+  target_compile_options(shardsmith_core PUBLIC -fsanitize=${sanitizers} -fno-omit-frame-pointer -g)
+  target_link_options(shardsmith_core PUBLIC -fsanitize=${sanitizers})
+endif()
+
+file(GLOB cli_sources CONFIGURE_DEPENDS src/cli/*.cc)
+if(cli_sources)
+  add_executable(shardsmith ${cli_sources})
+  target_link_libraries(shardsmith PRIVATE shardsmith_core shardsmith_warnings CLI11::CLI11)
+endif()
+
+if(SHARDSMITH_TESTS)
+  enable_testing()
+  file(GLOB core_tests CONFIGURE_DEPENDS tests/core/*.cc)
+  if(core_tests)
+    add_executable(core_test ${core_tests})
+    target_link_libraries(core_test PRIVATE shardsmith_core shardsmith_warnings GTest::gtest GTest::gmock GTest::gtest_main ZLIB::ZLIB)
+    add_test(NAME core COMMAND core_test)
+  endif()
+endif()

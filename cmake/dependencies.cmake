@@ -1,0 +1,10 @@
+# Everything comes from Debian packages (scripts/setup names them); FetchContent is the fallback for people elsewhere.
+find_package(ZLIB REQUIRED)
+find_package(Threads REQUIRED)
+find_path(ISAL_INCLUDE isa-l.h REQUIRED)
+find_library(ISAL_LIBRARY isal REQUIRED)
+find_package(nlohmann_json 3.11 REQUIRED)
+find_package(CLI11 REQUIRED)
+if(SHARDSMITH_TESTS)
+  find_package(GTest REQUIRED)
+endif()

@@ -1,0 +1,37 @@
+// Executing a Plan: large sequential reads into a fixed budget of buffers, checksums while the
+// bytes are in cache, strided copies out.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "base/progress.h"
+#include "layout/plan.h"
+#include "storage/storage.h"
+
+namespace shardsmith {
+
+struct TransferOptions {
+  uint64_t budget = 64 << 20;   // bytes of buffers, allocated once
+  int threads = 2;              // readers; 1 = everything on the calling thread
+  bool check = true;            // verify the block checksums that a read covers (blocks are read whole)
+  Progress progress;
+};
+
+// Where a Want's buffer lives. Must be valid until the call returns.
+struct Destination {
+  std::span<std::byte> bytes;
+};
+
+// Moves all bytes of `plan` (made over `index`) into `destinations[Want::buffer]`. Throws kCorrupt
+// that names file and tensor where a checksum differs, kIo where a read fails; destinations are then
+// partly written. Casts between floating dtypes round to nearest even.
+void execute(const Plan& plan, const Index& index, std::span<const Destination> destinations, Storage& storage,
+             const TransferOptions& options = {});
+
+// One strided copy, from the bytes of its read. Exposed for writers that stream.
+void run_copy(const Copy& copy, std::span<const std::byte> source, std::span<std::byte> destination);
+
+}  // namespace shardsmith
