@@ -1,0 +1,21 @@
+# Two components, for a wheel and for the checkout alike:
+#   program  the command line;        prefix/bin (a wheel's scripts)
+#   python   the extension modules;   prefix/shardsmith (site-packages, or python/ of the checkout)
+if(SKBUILD)
+  set(program_folder ${SKBUILD_SCRIPTS_DIR})
+  set(python_folder ${SKBUILD_PLATLIB_DIR}/shardsmith)
+else()
+  set(program_folder bin)
+  set(python_folder shardsmith)
+endif()
+
+if(TARGET shardsmith)
+  install(TARGETS shardsmith RUNTIME DESTINATION ${program_folder} COMPONENT program)
+endif()
+foreach(module _core _engine)
+  if(TARGET ${module})
+    # Beside torch in site-packages; in the checkout torch's libraries are there once Python has imported torch.
+    set_target_properties(${module} PROPERTIES INSTALL_RPATH "$ORIGIN/../torch/lib")
+    install(TARGETS ${module} LIBRARY DESTINATION ${python_folder} COMPONENT python)
+  endif()
+endforeach()
