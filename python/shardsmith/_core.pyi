@@ -1,0 +1,113 @@
+"""The torch-free half: meshes, partitions, checkpoints. Imports in milliseconds. Errors are shardsmith.errors.Error."""
+from collections.abc import Callable, Sequence
+from typing import Any
+
+class Mesh:
+    def __init__(self, world_size: int, pp: int, tp: int = 1, placement: str = "cluster") -> None: ...
+    world_size: int
+    pp_size: int
+    tp_size: int
+    rdp_size: int
+    dp_size: int
+    mp_size: int
+    placement: str
+    def coordinates(self, rank: int) -> tuple[int, int, int]: ...  # (pp, tp, rdp)
+    def rank(self, pp: int, tp: int, rdp: int) -> int: ...
+    def pp_group(self, rank: int) -> list[int]: ...
+    def tp_group(self, rank: int) -> list[int]: ...
+    def rdp_group(self, rank: int) -> list[int]: ...
+    def dp_group(self, rank: int) -> list[int]: ...
+    def mp_group(self, rank: int) -> list[int]: ...
+
+class Model:
+    """A family's view of one model, from the text of its Hugging Face config.json."""
+
+    def __init__(self, config_json: str) -> None: ...
+    description: dict[str, Any]
+    # (hf name, shape, place, also_last): place -1 embedding, 0..L-1 block, L final norm and head;
+    # also_last: a tied embedding, of which the last stage holds a copy.
+    tensors: list[tuple[str, list[int], int, bool]]
+    tied_names: list[str]
+    ignored_suffixes: list[str]
+    # Pieces of one hf tensor: (logical name, logical shape, permutation, offset in the hf tensor).
+    def pieces(self, hf_name: str) -> list[tuple[str, list[int], list[int], list[int]]]: ...
+    def partition(self, stages: int, memory_weight: float = 0.8, sequence: int = 1024) -> list[int]: ...  # `first`
+    def balance(self, first: list[int], memory_weight: float = 0.8, sequence: int = 1024) -> float: ...
+    def stage_tensors(self, first: list[int], stage: int) -> list[str]: ...  # hf names
+
+def supported_model_types() -> list[str]: ...
+
+class Leaf:
+    """A tensor inside a value tree that is to be saved, by the address of its storage (CPU memory, must stay alive)."""
+
+    def __init__(
+        self,
+        dtype: str,  # torch's word: "float32"
+        storage_ptr: int,
+        storage_nbytes: int,
+        offset: int,  # elements into the storage
+        size: Sequence[int],
+        strides: Sequence[int],
+        requires_grad: bool = False,
+        name: str = "",  # name in the slice list, "model/..." or "optimizer/state/..."; "": not in it
+        global_shape: Sequence[int] = (),
+        box_offset: Sequence[int] = (),
+    ) -> None: ...
+
+class TensorName:
+    """A tensor leaf in a value tree that was read: its name in the Index."""
+
+    name: str
+
+class Opaque:
+    """Inert stand-in for an object of a class that is not rebuilt."""
+
+    class_name: str
+    state: list[Any]
+
+class Index:
+    format: str
+    values: Any  # nested plain values; tensor leaves are TensorName
+    def names(self) -> list[str]: ...
+    def shape(self, name: str) -> list[int]: ...
+    def dtype(self, name: str) -> str: ...
+    def alias_of(self, name: str) -> str: ...
+    # Reads boxes into memory. A want: (name, dtype, global shape, box offset, box extent, address, nbytes, strides in
+    # elements). Releases the GIL. Returns the report: {"missing": [...], "unexpected": [...], "cast": [...], "tied":
+    # [...], "bytes_needed": n, "bytes_read": n}. Missing raises unless allow_missing.
+    def read(
+        self,
+        wants: Sequence[tuple[str, str, Sequence[int], Sequence[int], Sequence[int], int, int, Sequence[int]]],
+        budget: int = 64 << 20,
+        threads: int = 1,
+        check: bool = True,
+        allow_missing: bool = False,
+        where: str = "",
+    ) -> dict[str, Any]: ...
+
+def read_hf(folder: str) -> Index: ...  # names as in the files
+def read_hf_logical(folder: str, model: Model) -> Index: ...  # our names; report of unexpected ones in values["unexpected"]
+def read_pt(path: str) -> Index: ...
+def read_partial(folder: str) -> Index: ...  # "model/...", "optimizer/state/..."; values {"model","optimizer","user_content","rng"}
+def detect_format(path: str) -> str: ...
+def scan(path: str) -> list[dict[str, Any]]: ...  # folder, name, complete, why_not, newest, bytes, manifest (dict or None)
+def find_checkpoint(path: str, tag: str = "") -> tuple[dict[str, Any] | None, list[str]]: ...  # (found, passed over)
+def verify_partial(folder: str) -> list[str]: ...
+def check_same_model(path: str, config_json: str) -> None: ...
+
+Exchange = Callable[[bytes, float], list[bytes]]  # message, seconds -> all messages in rank order
+
+def save_partial(
+    path: str,
+    tag: str,
+    manifest: dict[str, Any],  # step, world_size, pp, tp, rdp, placement, first (list[int]), model_config (json text or ""), hf
+    files: Sequence[tuple[str, Any]],  # (file name, value tree with Leafs)
+    rank: int,
+    size: int,
+    exchange: Exchange | None,  # None: alone
+    num_kept: int | None = None,
+    deadline: float = 300.0,
+) -> dict[str, Any]: ...  # folder, bytes, pruned
+
+# The learning rate's factor at `step` (0-based, of the update about to be made): warm-up, then cosine or linear to 0.
+def schedule_factor(kind: str, step: int, warmup_steps: int, total_steps: int) -> float: ...

@@ -1,0 +1,69 @@
+"""The half that stands on libtorch: pipeline stages, reduction, clipping, and the store as peers."""
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+class StorePeers:
+    """base/peers.h over c10d's store. `name` separates independent users of one store."""
+
+    def __init__(self, store: dist.Store, rank: int, size: int, name: str) -> None: ...
+    # Raises Error("timeout") naming absent ranks, Error("peer") with the text of a rank that has called fail().
+    def exchange(self, message: bytes, seconds: float) -> list[bytes]: ...
+    # Says that this rank has failed and why; others' exchange() and explain() then name it. Never raises.
+    def fail(self, text: str) -> None: ...
+    # After a communication error or time-out: waits up to `seconds` for the others to say what happened to them and
+    # returns one line that names the rank at fault (the first that failed by itself, else the ones that say nothing).
+    def explain(self, text: str, seconds: float) -> str: ...
+
+class ThreadState:
+    """The caller's grad mode, autocast, default dtype and the like; `with state:` makes them another thread's."""
+
+    def __init__(self) -> None: ...
+    def __enter__(self) -> "ThreadState": ...
+    def __exit__(self, *exc: Any) -> None: ...
+
+class Stage:
+    """One pipeline stage of one transformer, computing with the given parameters (which stay the caller's objects;
+    gradients arrive in their `.grad`)."""
+
+    def __init__(
+        self,
+        config_json: str,
+        first: list[int],  # the partition
+        stage: int,
+        parameters: dict[str, torch.Tensor],  # hf name -> local tensor
+        pp_group: dist.ProcessGroup | None,  # None: one stage
+        rdp_group: dist.ProcessGroup | None,  # None: one replica
+        peers: StorePeers | None,  # world-wide; for error texts
+        rank: int = 0,
+        peer_timeout: float = 300.0,
+        seed: int = 0,
+        bucket_cap_mb: float = 25.0,
+    ) -> None: ...
+
+    # Main thread, before the microbatches' threads. `samples` is the global number of the first sample of this replica's
+    # batch (for dropout masks). training: order 1F1B; otherwise all forwards.
+    def begin_step(self, step: int, microbatches: int, training: bool, dropout: bool, samples: int = 0) -> None: ...
+    # One thread a microbatch (any thread when there is one stage). Waits for its turn in the schedule with the GIL
+    # released. inputs: input_ids [B, S] int64, optional attention_mask [B, S], position_ids [B, S], labels [B, S];
+    # the same on every stage. Returns {"loss": scalar} where labels are given (on stages before the last without a
+    # graph), else {}; on the last stage logits(mb) is then available.
+    def forward(self, microbatch: int, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]: ...
+    def logits(self, microbatch: int) -> torch.Tensor: ...  # [B, S, V], last stage only
+    # Last stage: backpropagates loss * scale; others: what arrives from the next stage; `loss` is ignored there.
+    def backward(self, microbatch: int, loss: torch.Tensor | None, scale: float) -> None: ...
+    def finish_microbatch(self, microbatch: int) -> None: ...  # the user's function returned
+    # Some thread failed: wakes all others at their waiting points; their calls raise.
+    def abort(self, text: str) -> None: ...
+    # Main thread, after all microbatches: waits for sends; with reduce, sums tied gradients of first and last stage and
+    # averages over the rdp group in buckets.
+    def finish_step(self, reduce: bool) -> None: ...
+    # Sends tensors (any dtype, CPU or the stage's device) from stage `root` to all stages; returns them everywhere.
+    # On other stages than root `tensors` is ignored.
+    def broadcast(self, tensors: list[torch.Tensor], root: int) -> list[torch.Tensor]: ...
+    # Parameters of rdp rank 0 to the others, tied ones from the first stage to the last.
+    def sync_parameters(self) -> None: ...
+    def grad_norm(self) -> float: ...  # global L2 norm over all stages, tied parameters once
+    def clip_grad_norm(self, max_norm: float) -> float: ...  # scales by max_norm / (norm + 1e-6) if that is < 1; returns the norm
+    def barrier(self, seconds: float) -> None: ...
