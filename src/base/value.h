@@ -95,6 +95,9 @@ Value parse_json(std::string_view text, std::string_view where);
 // bytes and other things JSON lacks become {"__kind__": ..., ...} objects; keys become strings.
 std::string to_json(const Value& value, int indent = -1);
 
+// Turns the {"__kind__": ...} objects of to_json back into what they stood for.
+Value restore_kinds(Value value);
+
 // Paths. A tensor inside nested dicts has a path; its flat spelling joins the elements with '/',
 // after '~' -> "~0" and '/' -> "~1" in each; an integer key or list position n is spelled "#n"
 // (a string that begins with '#' gets its '#' spelled "~2"). So {"a": {"b"}} is "a/b" and {"a/b"}
