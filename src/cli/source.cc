@@ -1,0 +1,42 @@
+#include "cli/source.h"
+
+#include "base/error.h"
+#include "checkpoint/load.h"
+#include "cli/describe.h"
+#include "format/detect.h"
+#include "format/hf.h"
+#include "format/pt.h"
+#include "format/safetensors.h"
+
+namespace shardsmith::cli {
+
+std::string known_format(Storage& storage, const std::string& path) {
+  const std::string format = detect_format(storage, path);
+  if (!format.empty()) return format;
+  if (!storage.stat(path).is_directory) {
+    fail(ErrorKind::kCorrupt, path, ": no format that we know (pt, safetensors, or a folder: hf, partial)");
+  }
+  if (holds_checkpoints(storage, path)) {
+    fail(ErrorKind::kInvalidArgument, path, ": holds checkpoints, name one of them (shardsmith ls ", path, ")");
+  }
+  fail(ErrorKind::kCorrupt, path, ": no checkpoint and no model: neither a ", kManifestName,
+       " (a save that did not finish has none) nor a config.json with weights");
+}
+
+Source open_source(Storage& storage, const std::string& path) {
+  Source source;
+  source.format = known_format(storage, path);
+  if (source.format == "pt") {
+    source.index = read_pt(storage, path);
+  } else if (source.format == "safetensors") {
+    source.index = read_safetensors(storage, path);
+  } else if (source.format == "hf") {
+    source.index = read_hf(storage, path);
+  } else {
+    source.manifest = read_manifest(storage, path);
+    source.index = read_partial(storage, path, *source.manifest);
+  }
+  return source;
+}
+
+}  // namespace shardsmith::cli
