@@ -26,4 +26,7 @@ if(SHARDSMITH_TESTS)
     target_link_libraries(core_test PRIVATE shardsmith_core shardsmith_warnings GTest::gtest GTest::gmock GTest::gtest_main ZLIB::ZLIB)
     add_test(NAME core COMMAND core_test)
   endif()
+  # Makes checkpoints for the Python tests of the command line.
+  add_executable(make_partial tests/cli/make_partial.cc)
+  target_link_libraries(make_partial PRIVATE shardsmith_core shardsmith_warnings)
 endif()
