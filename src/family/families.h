@@ -1,0 +1,55 @@
+// What the files of the families share. A new family: one file that defines describe_*(), a line here, a line in
+// family.cc.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+
+#include "family/family.h"
+
+namespace shardsmith {
+
+FamilyModel describe_gpt2(const Value& config);
+FamilyModel describe_llama(const Value& config);
+
+// Reads a config.json key by key. A key that is null counts as absent. Errors are kCorrupt and name the key.
+class Config {
+ public:
+  explicit Config(const Value& value) : value_(value) {}
+  int64_t size(const char* key) const;  // needed, at least 1 and at most 2^31
+  int64_t size(const char* key, int64_t otherwise) const;
+  double number(const char* key) const;  // needed, finite
+  double number(const char* key, double otherwise) const;
+  double probability(const char* key, double otherwise) const;  // 0 <= p < 1
+  bool flag(const char* key, bool otherwise) const;
+  std::string word(const char* key, const std::string& otherwise) const;
+  const Value* find(const char* key) const;  // nullptr if absent or null
+
+ private:
+  const Value& value_;
+};
+
+// transformers' word for it; kUnsupported where we don't compute it.
+Activation activation_from(const std::string& word);
+
+// Collects a model's tensors. Names are without the family's prefix.
+class TensorList {
+ public:
+  explicit TensorList(FamilyModel& model) : model_(model) {}
+  // Same shape on both sides.
+  void plain(int place, const std::string& hf, const std::string& ours, Shape shape);
+  // Hugging Face [in, out] (Conv1D), ours [out, in].
+  void transposed(int place, const std::string& hf, const std::string& ours, int64_t out, int64_t in);
+  void add(FamilyTensor tensor);  // hf_name without prefix
+  // The head: a second name of the first tensor where it is tied, else a tensor of its own.
+  void head(const std::string& hf);
+
+ private:
+  FamilyModel& model_;
+};
+
+// "transformer.seq_layers.{i}."
+std::string block_name(int64_t i);
+
+}  // namespace shardsmith
