@@ -35,8 +35,6 @@ class Stage:
         parameters: dict[str, torch.Tensor],  # hf name -> local tensor
         pp_group: dist.ProcessGroup | None,  # None: one stage
         rdp_group: dist.ProcessGroup | None,  # None: one replica
-        peers: StorePeers | None,  # world-wide; for error texts
-        rank: int = 0,
         peer_timeout: float = 300.0,
         seed: int = 0,
         bucket_cap_mb: float = 25.0,
@@ -66,4 +64,3 @@ class Stage:
     def sync_parameters(self) -> None: ...
     def grad_norm(self) -> float: ...  # global L2 norm over all stages, tied parameters once
     def clip_grad_norm(self, max_norm: float) -> float: ...  # scales by max_norm / (norm + 1e-6) if that is < 1; returns the norm
-    def barrier(self, seconds: float) -> None: ...

@@ -1,0 +1,41 @@
+// What the files of shardsmith._core share.
+#pragma once
+
+#include <pybind11/complex.h>
+#include <pybind11/functional.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <vector>
+
+#include "../errors.h"
+#include "base/value.h"
+#include "format/pt.h"
+#include "layout/index.h"
+
+namespace shardsmith::python {
+
+void bind_layout(pybind11::module_& m);      // meshes, families, partitions, schedules
+void bind_index(pybind11::module_& m);       // readers and Index
+void bind_checkpoint(pybind11::module_& m);  // save, scan, find, verify
+
+// A tensor in a value tree that was read.
+struct TensorName {
+  std::string name;
+};
+
+// A tensor in a value tree that is to be saved.
+struct Leaf {
+  PtTensor tensor;
+  const std::byte* storage = nullptr;
+  uint64_t storage_size = 0;
+};
+
+// Value -> Python; a TensorRef becomes the TensorName of index.tensors[i].
+pybind11::object to_python(const Value& value, const Index& index);
+
+// Python -> Value; Leafs are collected into `content`, storages told apart by address. Throws kUnsupported for an object
+// that is no plain value, with its path.
+Value from_python(const pybind11::handle& object, PtContent* content, const std::string& path = "");
+
+}  // namespace shardsmith::python

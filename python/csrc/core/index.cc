@@ -1,0 +1,141 @@
+// Readers, and moving an Index's bytes into memory.
+#include "bindings.h"
+#include "checkpoint/load.h"
+#include "family/family.h"
+#include "format/detect.h"
+#include "format/hf.h"
+#include "layout/plan.h"
+#include "storage/transfer.h"
+
+namespace py = pybind11;
+
+namespace shardsmith::python {
+namespace {
+
+// name, dtype, global shape, box offset, box extent, address, bytes, strides in elements
+using WantTuple =
+    std::tuple<std::string, std::string, Shape, Shape, Shape, uintptr_t, uint64_t, Strides>;
+
+Dtype dtype_of(const std::string& name) {
+  const std::optional<Dtype> dtype = dtype_from_torch(name);
+  if (!dtype) fail(ErrorKind::kInvalidArgument, "'", name, "' is no dtype");
+  return *dtype;
+}
+
+const TensorEntry& entry(const Index& index, const std::string& name) {
+  const TensorEntry* found = index.find(name);
+  if (!found) fail(ErrorKind::kInvalidArgument, "there is no tensor '", name, "'");
+  return *found;
+}
+
+Report read(const Index& index, const std::vector<WantTuple>& wants, uint64_t budget, int threads, bool check,
+            bool allow_missing, const std::string& where) {
+  Target target;
+  std::vector<Destination> destinations;
+  for (const auto& [name, dtype, shape, offset, extent, address, size, strides] : wants) {
+    Want want;
+    want.name = name;
+    want.dtype = dtype_of(dtype);
+    want.shape = shape;
+    want.box = {offset, extent};
+    want.buffer = static_cast<uint32_t>(destinations.size());
+    want.strides = strides;
+    target.wants.push_back(std::move(want));
+    destinations.push_back({{reinterpret_cast<std::byte*>(address), static_cast<size_t>(size)}});
+  }
+  const Plan plan = make_plan(index, target);
+  if (!allow_missing) require_complete(plan, where);
+  TransferOptions options;
+  options.budget = budget;
+  options.threads = threads;
+  options.check = check;
+  execute(plan, index, destinations, local_storage(), options);
+  return plan.report;
+}
+
+py::dict report_of(const Report& report) {
+  py::dict result;
+  result["missing"] = report.missing;
+  result["unexpected"] = report.unexpected;
+  result["cast"] = report.cast;
+  result["tied"] = report.tied;
+  result["bytes_needed"] = report.bytes_needed;
+  result["bytes_read"] = report.bytes_read;
+  return result;
+}
+
+std::vector<std::string> names_of(const Index& index) {
+  std::vector<std::string> names;
+  for (const TensorEntry& tensor : index.tensors) names.push_back(tensor.name);
+  return names;
+}
+
+// In our names; tensors that the model doesn't have are listed in values["unexpected"].
+Index logical(const Index& hf, const FamilyModel& model) {
+  std::vector<std::string> unexpected;
+  Index result = to_logical(hf, model, &unexpected);
+  result.values = None{};
+  result.values.set("unexpected", List(unexpected.begin(), unexpected.end()));
+  return result;
+}
+
+}  // namespace
+
+void bind_index(py::module_& m) {
+  using Unlocked = py::call_guard<py::gil_scoped_release>;
+  py::class_<TensorName>(m, "TensorName")
+      .def(py::init<std::string>())
+      .def_readonly("name", &TensorName::name)
+      .def("__repr__", [](const TensorName& t) { return "TensorName('" + t.name + "')"; });
+  py::class_<Opaque>(m, "Opaque")
+      .def(py::init([](std::string class_name) { return Opaque{std::move(class_name), {}}; }), py::arg("class_name"))
+      .def_readonly("class_name", &Opaque::class_name)
+      .def_property_readonly("state",
+                             [](const Opaque& o) {
+                               py::list result;
+                               for (const Value& v : o.state) result.append(to_python(v, Index{}));
+                               return result;
+                             })
+      .def("__repr__", [](const Opaque& o) { return "<stand-in for a " + o.class_name + ">"; });
+  py::class_<Index>(m, "Index")
+      .def_readonly("format", &Index::format)
+      .def_property_readonly("values", [](const Index& index) { return to_python(index.values, index); })
+      .def("names", &names_of)
+      .def("shape", [](const Index& index, const std::string& name) { return entry(index, name).shape; })
+      .def("dtype",
+           [](const Index& index, const std::string& name) { return std::string(to_string(entry(index, name).dtype)); })
+      .def("alias_of", [](const Index& index, const std::string& name) { return entry(index, name).alias_of; })
+      .def(
+          "read",
+          [](const Index& index, const std::vector<WantTuple>& wants, uint64_t budget, int threads, bool check,
+             bool allow_missing, const std::string& where) {
+            Report report;
+            {
+              py::gil_scoped_release unlocked;
+              report = read(index, wants, budget, threads, check, allow_missing, where);
+            }
+            return report_of(report);
+          },
+          py::arg("wants"), py::arg("budget") = 64 << 20, py::arg("threads") = 1, py::arg("check") = true,
+          py::arg("allow_missing") = false, py::arg("where") = "");
+
+  m.def("read_hf", [](const std::string& folder) { return read_hf(local_storage(), folder); }, Unlocked());
+  m.def(
+      "read_hf_logical",
+      [](const std::string& folder, const FamilyModel& model) { return logical(read_hf(local_storage(), folder), model); },
+      Unlocked());
+  m.def("read_pt", [](const std::string& path) { return read_pt(local_storage(), path); }, Unlocked());
+  m.def(
+      "read_pt_logical",
+      [](const std::string& path, const FamilyModel& model) { return logical(read_pt(local_storage(), path), model); },
+      Unlocked());
+  m.def(
+      "read_partial",
+      [](const std::string& folder) {
+        return read_partial(local_storage(), folder, read_manifest(local_storage(), folder));
+      },
+      Unlocked());
+  m.def("detect_format", [](const std::string& path) { return detect_format(local_storage(), path); }, Unlocked());
+}
+
+}  // namespace shardsmith::python

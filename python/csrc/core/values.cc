@@ -1,0 +1,97 @@
+// Plain values, from and to Python.
+#include "bindings.h"
+
+namespace py = pybind11;
+
+namespace shardsmith::python {
+namespace {
+
+struct ToPython {
+  const Index& index;
+
+  py::object items(const List& list) const {
+    py::list result;
+    for (const Value& item : list) result.append(to_python(item, index));
+    return result;
+  }
+  py::object operator()(const None&) const { return py::none(); }
+  py::object operator()(bool v) const { return py::bool_(v); }
+  py::object operator()(int64_t v) const { return py::int_(v); }
+  py::object operator()(double v) const { return py::float_(v); }
+  py::object operator()(const std::string& v) const { return py::str(v); }
+  py::object operator()(const Bytes& v) const { return py::bytes(v.data); }
+  py::object operator()(const List& v) const { return items(v); }
+  py::object operator()(const Tuple& v) const { return py::tuple(items(v.items)); }
+  py::object operator()(const Set& v) const { return py::set(items(v.items)); }
+  py::object operator()(const Dict& v) const {
+    py::dict result;
+    for (const auto& [key, value] : v.items) result[to_python(key, index)] = to_python(value, index);
+    return result;
+  }
+  py::object operator()(const TensorRef& v) const { return py::cast(TensorName{index.tensors.at(v.index).name}); }
+  py::object operator()(const Opaque& v) const { return py::cast(v); }
+  py::object operator()(const BigInt& v) const { return py::int_(py::str(v.digits)); }
+  py::object operator()(const Complex& v) const { return py::cast(std::complex<double>(v.real, v.imag)); }
+  py::object operator()(const DtypeName& v) const { return py::str("torch." + v.name); }
+};
+
+size_t storage_of(const Leaf& leaf, PtContent& content) {
+  for (size_t i = 0; i < content.storages.size(); ++i)
+    if (content.storages[i].data == leaf.storage && content.storages[i].size == leaf.storage_size) return i;
+  content.storages.push_back({leaf.storage_size, leaf.storage, nullptr});
+  return content.storages.size() - 1;
+}
+
+Value integer(const py::handle& object) {
+  int overflow = 0;
+  const int64_t value = PyLong_AsLongLongAndOverflow(object.ptr(), &overflow);
+  if (overflow) return BigInt{py::str(object).cast<std::string>()};
+  return value;
+}
+
+}  // namespace
+
+py::object to_python(const Value& value, const Index& index) { return std::visit(ToPython{index}, value.variant()); }
+
+Value from_python(const py::handle& object, PtContent* content, const std::string& path) {
+  const auto list = [&](const py::handle& items) {
+    List result;
+    int64_t position = 0;
+    for (const py::handle& item : items) result.push_back(from_python(item, content, path_join(path, position++)));
+    return result;
+  };
+  if (object.is_none()) return None{};
+  if (py::isinstance<py::bool_>(object)) return object.cast<bool>();
+  if (PyLong_CheckExact(object.ptr())) return integer(object);
+  if (PyFloat_CheckExact(object.ptr())) return object.cast<double>();
+  if (PyUnicode_CheckExact(object.ptr())) return object.cast<std::string>();
+  if (PyComplex_CheckExact(object.ptr())) {
+    const auto c = object.cast<std::complex<double>>();
+    return Complex{c.real(), c.imag()};
+  }
+  if (PyBytes_CheckExact(object.ptr())) return Bytes{object.cast<std::string>()};
+  if (PyList_CheckExact(object.ptr())) return list(object);
+  if (PyTuple_CheckExact(object.ptr())) return Tuple{list(object)};
+  if (PyAnySet_CheckExact(object.ptr())) return Set{list(object)};
+  if (PyDict_Check(object.ptr())) {
+    Dict result;
+    for (const auto& [key, value] : py::reinterpret_borrow<py::dict>(object)) {
+      const std::string below = PyLong_CheckExact(key.ptr()) ? path_join(path, key.cast<int64_t>())
+                                                             : path_join(path, py::str(key).cast<std::string>());
+      result.items.emplace_back(from_python(key, nullptr, below), from_python(value, content, below));
+    }
+    return result;
+  }
+  if (py::isinstance<Opaque>(object)) return object.cast<Opaque>();
+  if (content && py::isinstance<Leaf>(object)) {
+    const auto& leaf = object.cast<const Leaf&>();
+    PtTensor tensor = leaf.tensor;
+    tensor.storage = storage_of(leaf, *content);
+    content->tensors.push_back(std::move(tensor));
+    return TensorRef{content->tensors.size() - 1};
+  }
+  fail(ErrorKind::kUnsupported, "'", path, "' is a ", py::str(py::type::of(object)).cast<std::string>(),
+       ", which is no plain value");
+}
+
+}  // namespace shardsmith::python

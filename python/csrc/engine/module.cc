@@ -1,0 +1,145 @@
+// The extension module shardsmith._engine: converts, releases the interpreter lock, forwards.
+#include <ATen/ThreadLocalState.h>
+#include <torch/csrc/utils/pybind.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <optional>
+
+#include "comm/store_peers.h"
+#include "errors.h"
+#include "pipeline/stage.h"
+
+// torch binds these with intrusive_ptr as holder; so do we.
+PYBIND11_DECLARE_HOLDER_TYPE(T, c10::intrusive_ptr<T>, true)
+
+namespace py = pybind11;
+
+namespace shardsmith::python {
+namespace {
+
+using GroupHandle = c10::intrusive_ptr<c10d::ProcessGroup>;
+using Unlocked = py::call_guard<py::gil_scoped_release>;
+
+std::chrono::milliseconds milliseconds_of(double seconds) {
+  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
+}
+
+// The caller's thread-local state of torch, for `with`.
+class ThreadState {
+ public:
+  void enter() { guard_.emplace(state_); }
+  void exit() { guard_.reset(); }
+
+ private:
+  at::ThreadLocalState state_;
+  std::optional<at::ThreadLocalStateGuard> guard_;
+};
+
+Inputs inputs_of(const std::map<std::string, at::Tensor>& tensors) {
+  Inputs inputs;
+  for (const auto& [name, tensor] : tensors) {
+    if (name == "input_ids") inputs.input_ids = tensor;
+    else if (name == "attention_mask") inputs.attention_mask = tensor;
+    else if (name == "position_ids") inputs.position_ids = tensor;
+    else if (name == "labels") inputs.labels = tensor;
+    else fail(ErrorKind::kInvalidArgument, "the model takes input_ids, attention_mask, position_ids and labels, not '", name, "'");
+  }
+  if (!inputs.input_ids.defined()) fail(ErrorKind::kInvalidArgument, "the model needs input_ids");
+  return inputs;
+}
+
+std::optional<Group> group_of(const std::optional<GroupHandle>& handle, const char* name, double timeout) {
+  if (!handle || !*handle) return std::nullopt;
+  return Group(*handle, name, milliseconds_of(timeout));
+}
+
+std::unique_ptr<Stage> make_stage(const std::string& config_json, const std::vector<int>& first, int stage,
+                                  std::map<std::string, at::Tensor> parameters,
+                                  const std::optional<GroupHandle>& pp_group, const std::optional<GroupHandle>& rdp_group,
+                                  double peer_timeout, uint64_t seed, double bucket_cap_mb) {
+  const FamilyModel model = describe_model(parse_json(config_json, "the model's config"));
+  StageOptions options{Partition{first}, stage, group_of(pp_group, "pipeline group", peer_timeout),
+                       group_of(rdp_group, "data-parallel group", peer_timeout), seed, bucket_cap_mb};
+  return std::make_unique<Stage>(model, Parameters(model, std::move(parameters)), std::move(options));
+}
+
+void bind_peers(py::module_& m) {
+  py::class_<StorePeers>(m, "StorePeers")
+      .def(py::init<c10::intrusive_ptr<c10d::Store>, int, int, std::string>(), py::arg("store"), py::arg("rank"),
+           py::arg("size"), py::arg("name"))
+      .def(
+          "exchange",
+          [](StorePeers& self, const py::bytes& message, double seconds) {
+            const std::string text = message;
+            std::vector<std::string> all;
+            {
+              py::gil_scoped_release unlocked;
+              all = self.exchange(text, milliseconds_of(seconds));
+            }
+            std::vector<py::bytes> result;
+            for (const std::string& one : all) result.emplace_back(one);
+            return result;
+          },
+          py::arg("message"), py::arg("seconds"))
+      .def("fail", &StorePeers::fail, py::arg("text"), Unlocked())
+      .def(
+          "explain",
+          [](StorePeers& self, const std::string& text, double seconds) {
+            return self.explain(text, milliseconds_of(seconds));
+          },
+          py::arg("text"), py::arg("seconds"), Unlocked());
+}
+
+void bind_stage(py::module_& m) {
+  py::class_<Stage>(m, "Stage")
+      .def(py::init(&make_stage), py::arg("config_json"), py::arg("first"), py::arg("stage"), py::arg("parameters"),
+           py::arg("pp_group") = py::none(), py::arg("rdp_group") = py::none(), py::arg("peer_timeout") = 300.0,
+           py::arg("seed") = 0, py::arg("bucket_cap_mb") = 25.0)
+      .def(
+          "begin_step",
+          [](Stage& self, uint64_t step, int microbatches, bool training, bool dropout, uint64_t samples) {
+            self.begin_step({step, microbatches, training, dropout, samples});
+          },
+          py::arg("step"), py::arg("microbatches"), py::arg("training"), py::arg("dropout"), py::arg("samples") = 0,
+          Unlocked())
+      .def(
+          "forward",
+          [](Stage& self, int microbatch, const std::map<std::string, at::Tensor>& tensors) {
+            std::map<std::string, at::Tensor> result;
+            const at::Tensor loss = self.forward(microbatch, inputs_of(tensors));
+            if (loss.defined()) result["loss"] = loss;
+            return result;
+          },
+          py::arg("microbatch"), py::arg("inputs"), Unlocked())
+      .def("logits", &Stage::logits, py::arg("microbatch"), Unlocked())
+      .def(
+          "backward",
+          [](Stage& self, int microbatch, const std::optional<at::Tensor>& loss, double scale) {
+            self.backward(microbatch, loss.value_or(at::Tensor()), scale);
+          },
+          py::arg("microbatch"), py::arg("loss"), py::arg("scale"), Unlocked())
+      .def("finish_microbatch", &Stage::finish_microbatch, py::arg("microbatch"), Unlocked())
+      .def("abort", &Stage::abort, py::arg("text"), Unlocked())
+      .def("finish_step", &Stage::finish_step, py::arg("reduce"), Unlocked())
+      .def("broadcast", &Stage::broadcast, py::arg("tensors"), py::arg("root"), Unlocked())
+      .def("sync_parameters", &Stage::sync_parameters, Unlocked())
+      .def("grad_norm", &Stage::grad_norm, Unlocked())
+      .def("clip_grad_norm", &Stage::clip_grad_norm, py::arg("max_norm"), Unlocked());
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_engine, m) {
+  m.doc() = "The half of Shardsmith that stands on libtorch. See _engine.pyi.";
+  py::module_::import("torch");
+  register_errors();
+  bind_peers(m);
+  bind_stage(m);
+  py::class_<ThreadState>(m, "ThreadState")
+      .def(py::init<>())
+      .def("__enter__", [](ThreadState& self) -> ThreadState& { self.enter(); return self; }, py::return_value_policy::reference)
+      .def("__exit__", [](ThreadState& self, const py::args&) { self.exit(); });
+}
+
+}  // namespace shardsmith::python

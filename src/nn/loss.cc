@@ -1,0 +1,88 @@
+#include "nn/loss.h"
+
+#include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace shardsmith {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// Autocast is off inside custom functions' own arithmetic: we cast by hand.
+at::ScalarType product_dtype(const at::Tensor& x) {
+  const c10::DeviceType device = x.device().type();
+  return at::autocast::is_autocast_enabled(device) ? at::autocast::get_autocast_dtype(device) : x.scalar_type();
+}
+
+struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
+  // x [N, H], weight [V, H], labels [N], all counted.
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
+                            const at::Tensor& labels, int64_t chunk, at::ScalarType product) {
+    c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    const int64_t rows = x.size(0);
+    const bool want_x = context->needs_input_grad(0), want_weight = context->needs_input_grad(1);
+    const at::ScalarType wide = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+    const at::Tensor xp = x.to(product), wp = weight.to(product);
+    at::Tensor loss = at::zeros({}, x.options().dtype(wide));
+    at::Tensor grad_x = want_x ? at::empty_like(xp) : at::Tensor();
+    at::Tensor grad_weight = want_weight ? at::zeros(weight.sizes(), weight.options()) : at::Tensor();
+    for (int64_t begin = 0; begin < rows; begin += chunk) {
+      const int64_t end = std::min(rows, begin + chunk);
+      const at::Tensor xc = xp.slice(0, begin, end), yc = labels.slice(0, begin, end).unsqueeze(1);
+      at::Tensor log_p = at::log_softmax(at::mm(xc, wp.t()), 1, wide);
+      loss.sub_(log_p.gather(1, yc).sum());
+      if (!want_x && !want_weight) continue;
+      at::Tensor grad = log_p.exp_();
+      grad.scatter_add_(1, yc, at::full({1, 1}, -1.0, grad.options()).expand(yc.sizes()));
+      grad = grad.mul_(1.0 / static_cast<double>(rows)).to(product);
+      if (want_x) grad_x.slice(0, begin, end).copy_(at::mm(grad, wp));
+      if (want_weight) {
+        if (product == weight.scalar_type())
+          grad_weight.addmm_(grad.t(), xc);
+        else
+          grad_weight.add_(at::mm(grad.t(), xc));
+      }
+    }
+    context->save_for_backward({});
+    context->saved_data["grad_x"] = want_x ? grad_x.to(x.scalar_type()) : at::Tensor();
+    context->saved_data["grad_weight"] = grad_weight;
+    return loss.div_(static_cast<double>(rows));
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    const auto scaled = [&](const char* name) {
+      const c10::IValue& value = context->saved_data[name];
+      const at::Tensor gradient = value.isTensor() ? value.toTensor() : at::Tensor();
+      // In place: a step runs backward once, and a second pass of 4 bytes x V x H is not free.
+      return gradient.defined() ? gradient.mul_(grads[0].to(gradient.scalar_type())) : gradient;
+    };
+    const at::Tensor grad_x = scaled("grad_x"), grad_weight = scaled("grad_weight");
+    context->saved_data.clear();
+    return {grad_x, grad_weight, at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+};
+
+}  // namespace
+
+at::Tensor causal_lm_loss(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels, int64_t chunk) {
+  const int64_t sequence = hidden.size(1);
+  const at::Tensor x = hidden.slice(1, 0, sequence - 1).reshape({-1, hidden.size(2)});
+  const at::Tensor y = labels.slice(1, 1, sequence).reshape({-1}).to(hidden.device());
+  const at::Tensor counted = y.ne(kIgnoredLabel).nonzero().squeeze(1);
+  if (counted.numel() == 0) return (hidden.sum() * 0).div(0);
+  const at::Tensor kept = y.index_select(0, counted);
+  const int64_t low = kept.min().item<int64_t>(), high = kept.max().item<int64_t>();
+  if (low < 0 || high >= weight.size(0))
+    fail(ErrorKind::kInvalidArgument, "labels hold ", low < 0 ? low : high, ", outside the vocabulary of ",
+         weight.size(0), " (", kIgnoredLabel, " means: doesn't count)");
+  const at::Tensor rows = counted.numel() == y.numel() ? x : x.index_select(0, counted);
+  return LinearCrossEntropy::apply(rows, weight, kept, chunk, product_dtype(hidden));
+}
+
+}  // namespace shardsmith

@@ -1,0 +1,54 @@
+// The parameters that one rank holds, under their Hugging Face names and in their own orientation, and the layers'
+// logical view on them: query, key and value may be one fused tensor, a weight may be [out, in] or [in, out].
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <map>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "family/family.h"
+
+namespace shardsmith {
+
+// y = x W^T + b for weight [out, in], y = x W + b for [in, out] (`in_out`). x [..., in] -> y [..., out].
+struct Linear {
+  at::Tensor weight;
+  at::Tensor bias;  // undefined: none
+  bool in_out = false;
+  at::Tensor operator()(const at::Tensor& x) const;
+};
+
+// Handles only: the tensors stay the caller's (a Python Parameter and this are one tensor). Not thread-safe to build,
+// free to read from any thread.
+class Parameters {
+ public:
+  // Throws kInvalidArgument that names a tensor that `model` doesn't have, or whose shape differs.
+  Parameters(const FamilyModel& model, std::map<std::string, at::Tensor> held);
+
+  // A parameter that is a whole tensor, by logical name. Throws kInvalidArgument if this rank doesn't hold it.
+  const at::Tensor& get(const std::string& logical) const;
+  // The layers of these logical names ("...attention.query", without ".weight"): one Linear for all if they tile one
+  // held tensor in this order, otherwise one each.
+  std::vector<Linear> linears(const std::vector<std::string>& names) const;
+  Linear linear(const std::string& name) const { return linears({name}).front(); }
+
+  // By Hugging Face name, in the family's order.
+  const std::vector<std::pair<std::string, at::Tensor>>& held() const { return held_; }
+
+ private:
+  struct Place {
+    size_t held;       // index into held_
+    size_t position;   // this piece's number in the held tensor
+    size_t pieces;     // how many pieces that tensor has
+    bool transposed;
+  };
+  const Place* find(const std::string& logical) const;
+
+  std::vector<std::pair<std::string, at::Tensor>> held_;
+  std::unordered_map<std::string, Place> places_;
+};
+
+}  // namespace shardsmith

@@ -1,0 +1,104 @@
+// One pipeline stage at work: microbatches through its part of the model in the order of a schedule, activations and
+// gradients to and from its neighbours, gradients reduced at the step's end.
+//
+//   forward(mb):   receive hidden from stage - 1 -> compute -> send to stage + 1; the last stage computes the loss and
+//                  tells the others its value (they hear of it before their backward is due, so nobody waits for it).
+//   backward(mb):  receive the gradient from stage + 1 -> autograd -> send to stage - 1.
+//
+// Threads: begin_step, finish_step and what has to do with whole steps belong to one thread. forward and backward may be
+// called from one thread a microbatch, at once: each waits for its turn. Where there is one thread (C++, one stage),
+// run_step is the plain loop over the schedule.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "comm/group.h"
+#include "nn/transformer.h"
+#include "optim/reducer.h"
+#include "pipeline/schedule.h"
+
+namespace shardsmith {
+
+struct StageOptions {
+  Partition partition;
+  int stage = 0;
+  std::optional<Group> pipeline;  // ranks of the group are stages; absent: one stage
+  std::optional<Group> replicas;  // rdp group; absent: one replica
+  uint64_t seed = 0;              // of dropout masks
+  double bucket_cap_mb = 25;
+};
+
+class Stage {
+ public:
+  Stage(const FamilyModel& model, const Parameters& parameters, StageOptions options);
+
+  struct Step {
+    uint64_t number = 0;
+    int microbatches = 1;
+    bool training = true;  // 1F1B; false: forwards only
+    bool dropout = false;
+    uint64_t first_sample = 0;  // global number of this replica's first sample
+  };
+  void begin_step(const Step& step);
+  // The scalar loss where there are labels: with a graph on the last stage, a plain value elsewhere. Undefined otherwise.
+  at::Tensor forward(int microbatch, const Inputs& inputs);
+  // [B, S, V] with a graph; last stage, after forward(microbatch).
+  at::Tensor logits(int microbatch);
+  // `loss` counts on the last stage only, where `loss * scale` is backpropagated.
+  void backward(int microbatch, const at::Tensor& loss, double scale);
+  void finish_microbatch(int microbatch);
+  void abort(const std::string& text);
+  // Waits for what is still on its way; with `reduce`, sums the gradients of a tied embedding over first and last stage
+  // and averages all over the replicas. Throws if a microbatch is unfinished.
+  void finish_step(bool reduce);
+
+  // All microbatches by the schedule on the calling thread, loss scaled by 1 / microbatches, gradients reduced.
+  // Returns the losses.
+  std::vector<at::Tensor> run_step(const Step& step, const std::vector<Inputs>& microbatches);
+
+  // Tensors of stage `root` on every stage. Others' argument is not looked at.
+  std::vector<at::Tensor> broadcast(std::vector<at::Tensor> tensors, int root);
+  // Parameters of replica 0 to the others, a tied embedding from the first stage to the last.
+  void sync_parameters();
+  // L2 norm of the gradients over all stages, each parameter once.
+  double grad_norm();
+  // Scales all gradients by max_norm / (norm + 1e-6) where that is below 1 (torch's clip_grad_norm_). Returns the norm.
+  double clip_grad_norm(double max_norm);
+
+  bool is_first() const { return options_.stage == 0; }
+  bool is_last() const { return options_.stage == options_.partition.stages() - 1; }
+  int stages() const { return options_.partition.stages(); }
+
+ private:
+  struct Microbatch {
+    at::Tensor input;   // what came from the stage before; a leaf with a gradient while training
+    at::Tensor output;  // hidden states that left
+    at::Tensor loss;    // last stage, where there are labels
+    Inputs inputs;
+  };
+  enum class Edge { kForward, kBackward, kLoss, kBroadcast, kTied, kCount };
+  int tag(Edge edge, int microbatch) const;
+  void post_forward_receive(int microbatch, const Inputs& like);
+  void hold(Pending pending);
+  // forward without waiting for another stage's loss: that is what it returns, empty where there is none to wait for.
+  Pending start_forward(int microbatch, const Inputs& inputs);
+
+  FamilyModel model_;
+  Parameters parameters_;
+  StageOptions options_;
+  StageModel compute_;
+  GradientReducer reducer_;
+  at::Tensor tied_;  // the tied embedding, where this stage is the first or the last of several
+  Turns turns_;
+  Step step_;
+  std::vector<Microbatch> microbatches_;
+  std::vector<Pending> incoming_;  // forward receives already posted, by microbatch
+  std::vector<Pending> outgoing_;  // sends under way
+  uint64_t broadcasts_ = 0;
+};
+
+}  // namespace shardsmith
