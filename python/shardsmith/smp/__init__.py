@@ -1,0 +1,73 @@
+"""The interface of training scripts: `import smdistributed.modelparallel.torch as smp`, or this package itself.
+
+Importing it imports torch, but not transformers (which imports this while it is half imported itself).
+"""
+from __future__ import annotations
+
+from typing import Any
+
+from shardsmith.errors import Error
+from shardsmith.smp import model
+from shardsmith.smp.checkpoint import resume_from_checkpoint, save_checkpoint
+from shardsmith.smp.creation import delay_param_initialization, model_creation
+from shardsmith.smp.model import DistributedModel
+from shardsmith.smp.optimizer import DistributedOptimizer
+from shardsmith.smp.ranks import *  # noqa: F403
+from shardsmith.smp.ranks import __dict__ as _ranks
+from shardsmith.smp.session import CommGroup, RankType, init, is_initialized, is_tracing, num_microbatches, state
+from shardsmith.smp.stepping import StepOutput, step
+
+__all__ = [
+    "CommGroup", "DistributedModel", "DistributedOptimizer", "Error", "RankType", "StepOutput",
+    "delay_param_initialization", "init", "is_initialized", "is_tracing", "model", "model_creation", "num_microbatches",
+    "resume_from_checkpoint", "save_checkpoint", "state", "step",
+]
+__all__ += sorted(name for name, value in _ranks.items()
+                  if not name.startswith("_") and (getattr(value, "__module__", "") == "shardsmith.smp.ranks"
+                                                   or isinstance(value, (CommGroup, RankType))))
+
+# Known names that are not there in this version: using one says so, instead of doing nothing.
+_LATER = frozenset({
+    "nn", "amp", "optimizers", "patches", "utils", "sharded_data_parallel_checkpoint", "hvd_average_grads",
+    "tensor_parallelism", "set_tensor_parallelism", "partition", "set_partition", "tp_register",
+    "tp_register_with_module", "set_activation_checkpointing", "save", "load", "wait_for_checkpoint",
+})
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        return _Later(name)
+    raise AttributeError(f"module 'smp' has no attribute '{name}'")
+
+
+class _Later:
+    """Stands for a name that scripts may import; its use is an error."""
+
+    def __init__(self, name: str):
+        self.__dict__["_name"] = name
+
+    def _refuse(self) -> Error:
+        return Error("unsupported", f"smp.{self._name} is not there in this version")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise self._refuse()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Later(f"{self._name}.{name}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise self._refuse()
+
+    def __enter__(self) -> Any:
+        raise self._refuse()
+
+    def __exit__(self, *exc: Any) -> None:
+        pass
+
+    def __instancecheck__(self, instance: Any) -> bool:
+        return False
+
+    def __repr__(self) -> str:
+        return f"<smp.{self._name}: not there in this version>"

@@ -1,0 +1,392 @@
+"""`smp.DistributedModel`: the user's model, computed stage by stage."""
+from __future__ import annotations
+
+import contextvars
+import inspect
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from shardsmith.errors import Error
+from shardsmith.smp import weightless, weights
+from shardsmith.smp.output import ModelOutput
+from shardsmith.smp.session import logger, state
+
+if TYPE_CHECKING:
+    from shardsmith._engine import Stage
+
+# The microbatch that the running thread computes; None outside of a step.
+current_microbatch: contextvars.ContextVar[int | None] = contextvars.ContextVar("microbatch", default=None)
+
+_INPUTS = ("input_ids", "attention_mask", "position_ids", "labels")
+# Arguments of transformers' forward that change nothing here unless they ask for something.
+_IGNORED = ("use_cache", "return_dict", "cache_position")
+
+
+class HookHandle:
+    def __init__(self, hooks: list[Any], hook: Any):
+        self._hooks, self._hook = hooks, hook
+
+    def remove(self) -> None:
+        if self._hook in self._hooks:
+            self._hooks.remove(self._hook)
+
+
+class DistributedModel(nn.Module):
+    """One per script. `model(...)` and `model.backward(loss)` belong into a function decorated with smp.step; with one
+    stage they and plain `loss.backward()` work outside too. A step's threads call forward and backward, one at a time
+    in the schedule's order; all else is for the main thread."""
+
+    def __new__(cls, module: nn.Module, *args: Any, **kwargs: Any) -> DistributedModel:
+        known = state.model
+        if known is not None and known.module is getattr(module, "module", module):
+            return known  # the Trainer wraps again at every evaluation
+        return super().__new__(cls)
+
+    def __init__(self, module: nn.Module, trace_device: str = "gpu", trace_execution_times: bool = False,
+                 overlapping_allreduce: bool = True, backward_passes_per_step: int = 1,
+                 average_grads_across_microbatches: bool = True, bucket_cap_mb: float = 25,
+                 trace_memory_usage: bool = False, broadcast_buffers: bool = True, find_unused_parameters: bool = False,
+                 gradient_as_bucket_view: bool = False):
+        if state.model is self:
+            return
+        cfg = state.require().cfg
+        if not isinstance(module, nn.Module):
+            raise Error("invalid_argument", f"smp.DistributedModel takes a torch.nn.Module, not {type(module).__name__}")
+        if state.model is not None:
+            raise Error("invalid_argument", "smp.DistributedModel: one per script, and there is one already")
+        if isinstance(module, nn.parallel.DistributedDataParallel):
+            raise Error("invalid_argument", "smp.DistributedModel takes the model without DistributedDataParallel around it")
+        if trace_device not in ("gpu", "cpu"):
+            raise Error("invalid_argument", f"trace_device must be 'gpu' or 'cpu', not {trace_device!r}")
+        if trace_execution_times and trace_device == "cpu":
+            raise Error("invalid_argument", "trace_execution_times must be False where trace_device is 'cpu'")
+        if not isinstance(backward_passes_per_step, int) or backward_passes_per_step < 1:
+            raise Error("invalid_argument", "backward_passes_per_step must be a whole number of at least 1, not "
+                                            f"{backward_passes_per_step!r}")
+        from shardsmith import _core
+
+        super().__init__()
+        self.module = module
+        self.training = module.training
+        self.backward_passes_per_step = backward_passes_per_step
+        self.average_grads_across_microbatches = average_grads_across_microbatches
+        self.partitioned = False
+        self._bucket_cap_mb = float(bucket_cap_mb)
+        self._config_text = weightless.config_text(module)
+        self._model = _core.Model(self._config_text)
+        self._check_parameters()
+        self._first: list[int] | None = None  # the partition
+        self._stage: Stage | None = None
+        self._local: dict[str, nn.Parameter] = {}
+        self._open = False  # a forward outside of a step has begun
+        self._backward_seen = False
+        self._passes = 0
+        self._post_partition_hooks: list[Any] = []
+        self._post_step_hooks: list[Any] = []
+        self._forward_signature = inspect.signature(module.forward)
+        state.model = self
+        if cfg.pipeline_parallel_degree == 1:
+            self.partition()
+
+    def _check_parameters(self) -> None:
+        expected = {name: list(shape) for name, shape, _, _ in self._model.tensors}
+        found = {name: list(p.shape) for name, p in self.module.named_parameters()}
+        for name in [*expected, *found]:
+            if expected.get(name) != found.get(name):
+                raise Error("unsupported", f"parameter {name} of {type(self.module).__name__}: the configuration says "
+                                           f"{expected.get(name, 'none')}, the model has {found.get(name, 'none')}")
+
+    # The partition.
+    def partition(self) -> None:
+        """Decides which layers are whose, and reads this rank's weights. At the first step, called by step itself."""
+        if self.partitioned:
+            return
+        state.together(self._partition)
+        self._make_stage()
+        self.partitioned = True
+        weights.load_pending_optimizer()
+        for hook in list(self._post_partition_hooks):
+            hook(self, state.optimizer)
+
+    def _partition(self) -> None:
+        cfg, stage, stages = state.cfg, state.stage, state.stages
+        begin = time.monotonic()
+        pending = state.pending
+        self._first = pending.first if pending is not None and pending.first else None
+        if self._first is None:
+            self._first = self._model.partition(stages, cfg.memory_weight)
+        names = self._model.stage_tensors(self._first, stage)
+        parameters = dict(self.module.named_parameters())
+        self._local = {name: parameters[name] for name in names}
+        for name, param in parameters.items():
+            if name not in self._local:
+                weightless.free(param)
+        if state.optimizer is not None:
+            state.optimizer.drop_foreign_parameters()
+        self._needs_sync = weights.load_model(self, pending)
+        if state.device.type != "cpu":
+            for param in self._local.values():
+                param.data = param.data.to(state.device)
+        source = weightless.source_of(self.module)
+        if source is not None and stages == 1:
+            weightless.release(source)
+        elif source is None and stages > 1:
+            weightless.guard(self.module, weightless.Source(None))
+        logger.info("[%d] partition: stage %d of %d holds layers %d to %d, %d parameters in %d tensors; %.1f s", state.rank,
+                    stage, stages, self._first[stage], self._first[stage + 1] - 1,
+                    sum(p.numel() for p in self._local.values()), len(self._local), time.monotonic() - begin)
+
+    def _make_stage(self) -> None:
+        from shardsmith import _engine
+
+        self._stage = _engine.Stage(
+            self._config_text, self._first, state.stage, dict(self._local), state.groups["engine_pp"],
+            state.groups["engine_rdp"], state.peers, rank=state.rank, peer_timeout=state.cfg.peer_timeout,
+            seed=torch.initial_seed() & (2**63 - 1), bucket_cap_mb=self._bucket_cap_mb)
+        if self._needs_sync and state.size > 1:
+            self.guarded(self._stage.sync_parameters)
+
+    @property
+    def stage(self) -> Stage:
+        if self._stage is None:
+            raise Error("invalid_argument", "the model is not partitioned yet: that happens at the first step")
+        return self._stage
+
+    def guarded(self, function: Callable[..., Any], *args: Any) -> Any:
+        """A call of the engine from the main thread; what it raises names the rank at fault."""
+        from shardsmith.smp.session import is_communication_error
+
+        try:
+            return function(*args)
+        except Exception as error:
+            if is_communication_error(error):
+                raise state.peer_error(str(error).splitlines()[0]) from error
+            state.fail(error)
+            raise
+
+    # Computing.
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        inputs, as_tuple = self._inputs(args, kwargs)
+        microbatch = current_microbatch.get()
+        if microbatch is None:
+            self._need_one_stage("model(...)")
+            self._begin_alone(len(inputs["input_ids"]))
+            microbatch = 0
+        entries = self.stage.forward(microbatch, inputs)
+        stage, last = self.stage, state.stage == state.stages - 1
+
+        def fetch() -> torch.Tensor:
+            if not last:
+                raise Error("unsupported", "the model's logits are on the last stage only: pass labels= for the loss, or "
+                                           "return the output from the step function, which brings it to every stage",
+                            state.rank)
+            return stage.logits(microbatch)
+
+        output = ModelOutput(dict(entries), fetch)
+        return output.to_tuple() if as_tuple else output
+
+    def _inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, torch.Tensor], bool]:
+        try:
+            arguments = dict(self._forward_signature.bind(*args, **kwargs).arguments)
+        except TypeError as error:
+            raise Error("invalid_argument", f"model(...): {error}") from None
+        for name, parameter in self._forward_signature.parameters.items():
+            if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+                arguments |= arguments.pop(name, {})
+        inputs = {}
+        for name, value in arguments.items():
+            if name in _INPUTS:
+                if value is not None:
+                    inputs[name] = self._input(name, value)
+            elif name not in _IGNORED and value is not None and value is not False:
+                if name == "logits_to_keep" and isinstance(value, int) and value == 0:
+                    continue
+                raise Error("unsupported", f"model(...): argument '{name}' is not there in this version; these are: "
+                                           + ", ".join(_INPUTS))
+        if "input_ids" not in inputs:
+            raise Error("invalid_argument", "model(...): input_ids is missing")
+        mask = inputs.get("attention_mask")
+        if mask is not None and bool((mask != 0).all()):
+            del inputs["attention_mask"]
+        return inputs, arguments.get("return_dict") is False
+
+    @staticmethod
+    def _input(name: str, value: Any) -> torch.Tensor:
+        if not isinstance(value, torch.Tensor):
+            raise Error("invalid_argument", f"model(...): {name} must be a tensor, not {type(value).__name__}")
+        if value.dim() != 2:
+            raise Error("invalid_argument", f"model(...): {name} must be [batch, sequence], not {list(value.shape)}")
+        value = value.to(state.device)
+        return value if name == "attention_mask" else value.to(torch.int64)
+
+    def backward(self, tensors: Any, grad_tensors: Any = None) -> None:
+        """Replaces loss.backward(). Gradients are averaged over microbatches (or summed, as the model was told)."""
+        if grad_tensors is not None:
+            raise Error("unsupported", "model.backward(grad_tensors=...) is not there in this version")
+        if isinstance(tensors, (list, tuple)):
+            if len(tensors) != 1:
+                raise Error("unsupported", "model.backward takes one loss in this version")
+            tensors = tensors[0]
+        microbatch = current_microbatch.get()
+        last = state.stage == state.stages - 1
+        if last and not (isinstance(tensors, torch.Tensor) and tensors.numel() == 1):
+            raise Error("invalid_argument", "model.backward takes a scalar loss, not "
+                        + (f"a tensor of shape {list(tensors.shape)}" if isinstance(tensors, torch.Tensor)
+                           else type(tensors).__name__))
+        scale = 1.0
+        if microbatch is None:
+            self._need_one_stage("model.backward(...)")
+            microbatch = 0
+        elif self.average_grads_across_microbatches:
+            scale = 1.0 / state.cfg.microbatches
+        self._backward_seen = True
+        self.stage.backward(microbatch, tensors if last else None, scale)
+
+    def _need_one_stage(self, what: str) -> None:
+        if state.stages > 1:
+            raise Error("invalid_argument", f"{what} belongs into a function decorated with smp.step where "
+                                            "pipeline_parallel_degree is above 1", state.rank)
+
+    def _begin_alone(self, rows: int) -> None:
+        if self._open:
+            self.finish(False)
+        self.begin(1, rows)
+        self._open = True
+
+    def begin(self, microbatches: int, rows: int) -> None:
+        """Of a step. `rows`: of this replica's batch."""
+        if self._open:
+            self.finish(False)
+        self._backward_seen = False
+        self.stage.begin_step(state.step_calls, microbatches, torch.is_grad_enabled(), self.module.training,
+                              state.group_rank("rdp") * rows)
+        state.step_calls += 1
+
+    def finish(self, in_step: bool) -> None:
+        """Of a step: gradients are reduced every backward_passes_per_step-th one that went backward."""
+        self._open = False
+        reduce = False
+        if in_step and self._backward_seen:
+            self._passes += 1
+            reduce = self._passes % self.backward_passes_per_step == 0
+        self.stage.finish_step(reduce)
+
+    def before_update(self) -> None:
+        """Gradients made outside of a step are reduced here."""
+        if self._open:
+            self._open = False
+            self.guarded(self.stage.finish_step, True)
+
+    # The module's own interface, under the user's names.
+    def get_module(self) -> nn.Module:
+        return self.module
+
+    def train(self, mode: bool = True) -> DistributedModel:
+        super().train(mode)
+        return self
+
+    def eval(self) -> DistributedModel:
+        return self.train(False)
+
+    def named_parameters(self, prefix: str = "", recurse: bool = True,
+                         remove_duplicate: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
+        return self.module.named_parameters(prefix, recurse, remove_duplicate)
+
+    def named_buffers(self, prefix: str = "", recurse: bool = True,
+                      remove_duplicate: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
+        return self.module.named_buffers(prefix, recurse, remove_duplicate)
+
+    def local_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Of this rank's stage; after the partition."""
+        self._need_partition("local_named_parameters")
+        return iter(list(self._local.items()))
+
+    def local_parameters(self) -> Iterator[nn.Parameter]:
+        return (param for _, param in self.local_named_parameters())
+
+    def local_named_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
+        self._need_partition("local_named_buffers")
+        return self.module.named_buffers()
+
+    def local_buffers(self) -> Iterator[torch.Tensor]:
+        return (buffer for _, buffer in self.local_named_buffers())
+
+    def local_named_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """The modules with parameters of this rank's stage in them, and those without any parameters."""
+        self._need_partition("local_named_modules")
+        local = {id(p) for p in self._local.values()}
+        for name, module in self.module.named_modules():
+            parameters = list(module.parameters())
+            if not parameters or any(id(p) in local for p in parameters):
+                yield name, module
+
+    def local_modules(self) -> Iterator[nn.Module]:
+        return (module for _, module in self.local_named_modules())
+
+    def _need_partition(self, what: str) -> None:
+        if not self.partitioned:
+            raise Error("invalid_argument", f"model.{what}: the partition is made at the first step")
+
+    def register_post_partition_hook(self, hook: Callable[..., Any]) -> HookHandle:
+        """hook(model, optimizer), once, after partitioning and before the first forward."""
+        self._post_partition_hooks.append(hook)
+        return HookHandle(self._post_partition_hooks, hook)
+
+    def register_post_step_hook(self, hook: Callable[..., Any]) -> HookHandle:
+        """hook(model, optimizer), once, at the end of the first step call, before optimizer.step()."""
+        self._post_step_hooks.append(hook)
+        return HookHandle(self._post_step_hooks, hook)
+
+    def run_post_step_hooks(self) -> None:
+        hooks, self._post_step_hooks[:] = list(self._post_step_hooks), []
+        for hook in hooks:
+            hook(self, state.optimizer)
+
+    # Saving.
+    def local_state_dict(self) -> dict[str, Any]:
+        """This rank's part: the user's names, and the mark `_smp_is_partial`."""
+        self._need_partition("local_state_dict")
+        values: dict[str, Any] = {name: param.detach() for name, param in self._local.items()}
+        values["_smp_is_partial"] = state.stages > 1
+        return values
+
+    def state_dict(self, *args: Any, gather_to_rank0: bool = False, **kwargs: Any) -> Mapping[str, Any]:
+        if state.stages > 1:
+            raise Error("unsupported", "model.state_dict() over several stages is not there in this version: use "
+                                       "smp.save_checkpoint(partial=True), and `shardsmith export` for the whole")
+        values = self.module.state_dict(*args, **kwargs)
+        return values if not gather_to_rank0 or state.rank == 0 else {}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, same_partition_load: bool = False,
+                        **kwargs: Any) -> Any:
+        if state.stages > 1:
+            raise Error("unsupported", "model.load_state_dict() over several stages is not there in this version: use "
+                                       "smp.resume_from_checkpoint")
+        values = {name: value for name, value in state_dict.items() if name != "_smp_is_partial"}
+        return self.module.load_state_dict(values, strict=strict, **kwargs)
+
+    # Moving: parameters are on the rank's device by themselves.
+    def to(self, *args: Any, **kwargs: Any) -> DistributedModel:
+        if not self.partitioned:
+            logger.warning("model.to(...) before the partition is ignored: parameters go to %s by themselves", state.device)
+            return self
+        device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
+        if dtype is not None or (device is not None and device.type != state.device.type):
+            raise Error("unsupported", f"model.to({device or dtype}) after the partition: the stage computes on "
+                                       f"{state.device} with the dtype that it was built with")
+        return self
+
+    def cuda(self, device: Any = None) -> DistributedModel:
+        return self.to(torch.device("cuda"))
+
+    def cpu(self) -> DistributedModel:
+        if state.device.type == "cpu":
+            return self
+        raise Error("unsupported", "model.cpu() is not there in this version")
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise Error("unsupported", "a DistributedModel can't be copied")

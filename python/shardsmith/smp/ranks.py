@@ -1,0 +1,174 @@
+"""Ranks, groups and communication, under the names that scripts use."""
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+
+from shardsmith.errors import Error
+from shardsmith.smp.session import CommGroup, RankType, state
+
+WORLD = CommGroup.WORLD
+PP_GROUP = CommGroup.PP_GROUP
+TP_GROUP = CommGroup.TP_GROUP
+RDP_GROUP = CommGroup.RDP_GROUP
+DP_GROUP = CommGroup.DP_GROUP
+MP_GROUP = CommGroup.MP_GROUP
+WORLD_RANK = RankType.WORLD_RANK
+PP_RANK = RankType.PP_RANK
+TP_RANK = RankType.TP_RANK
+RDP_RANK = RankType.RDP_RANK
+DP_RANK = RankType.DP_RANK
+MP_RANK = RankType.MP_RANK
+
+
+def rank() -> int:
+    return state.require().rank
+
+
+def size() -> int:
+    return state.require().size
+
+
+def local_rank() -> int:
+    return state.require().local_rank
+
+
+def local_size() -> int:
+    return state.require().local_size
+
+
+def pp_rank() -> int:
+    return state.group_rank("pp")
+
+
+def tp_rank() -> int:
+    return state.group_rank("tp")
+
+
+def rdp_rank() -> int:
+    return state.group_rank("rdp")
+
+
+def dp_rank() -> int:
+    return state.group_rank("dp")
+
+
+def mp_rank() -> int:
+    return state.group_rank("mp")
+
+
+def pp_size() -> int:
+    return len(state.group_members("pp"))
+
+
+def tp_size() -> int:
+    return len(state.group_members("tp"))
+
+
+def rdp_size() -> int:
+    return len(state.group_members("rdp"))
+
+
+def dp_size() -> int:
+    return len(state.group_members("dp"))
+
+
+def mp_size() -> int:
+    return len(state.group_members("mp"))
+
+
+def get_pp_group() -> list[int]:
+    return list(state.group_members("pp"))
+
+
+def get_tp_group() -> list[int]:
+    return list(state.group_members("tp"))
+
+
+def get_rdp_group() -> list[int]:
+    return list(state.group_members("rdp"))
+
+
+def get_dp_group() -> list[int]:
+    return list(state.group_members("dp"))
+
+
+def get_mp_group() -> list[int]:
+    return list(state.group_members("mp"))
+
+
+def get_world_process_group() -> dist.ProcessGroup | None:
+    return state.process_group("world")
+
+
+def get_pp_process_group() -> dist.ProcessGroup | None:
+    return state.process_group("pp")
+
+
+def get_tp_process_group() -> dist.ProcessGroup | None:
+    return state.process_group("tp")
+
+
+def get_rdp_process_group() -> dist.ProcessGroup | None:
+    return state.process_group("rdp")
+
+
+def get_dp_process_group() -> dist.ProcessGroup | None:
+    return state.process_group("dp")
+
+
+def get_mp_process_group() -> dist.ProcessGroup | None:
+    return state.process_group("mp")
+
+
+def _kind(group: Any, cls: type) -> str:
+    if not isinstance(group, cls):
+        raise Error("invalid_argument", f"expected one of smp.{cls.__name__}, not {group!r}")
+    return group.value
+
+
+def _global_rank(index: int, rank_type: RankType) -> int:
+    members = state.group_members(_kind(rank_type, RankType))
+    if not 0 <= index < len(members):
+        raise Error("invalid_argument", f"there is no {rank_type.value} rank {index}: the group has {len(members)} ranks")
+    if members[index] == state.rank:
+        raise Error("invalid_argument", f"{rank_type.value} rank {index} is this rank itself")
+    return members[index]
+
+
+def broadcast(obj: Any, group: CommGroup = CommGroup.WORLD) -> None:
+    """Called by the sender only; the group's other members call recv_from. Returns when all have received."""
+    members = state.group_members(_kind(group, CommGroup))
+    state.objects.send(obj, [member for member in members if member != state.rank])
+
+
+def send(obj: Any, dest_rank: int, rank_type: RankType = RankType.WORLD_RANK) -> None:
+    """Returns when the rank has received."""
+    state.objects.send(obj, [_global_rank(dest_rank, rank_type)])
+
+
+def recv_from(src_rank: int, rank_type: RankType = RankType.WORLD_RANK) -> Any:
+    return state.objects.receive(_global_rank(src_rank, rank_type))
+
+
+def allgather(obj: Any, group: CommGroup = CommGroup.WORLD) -> list[Any]:
+    """The objects of the group's members, in the group's order."""
+    return state.objects.allgather(obj, state.group_members(_kind(group, CommGroup)), state.rank)
+
+
+def barrier(group: CommGroup = CommGroup.WORLD) -> None:
+    """Returns when all members have come; an error that names who has not, after `peer_timeout`."""
+    kind = _kind(group, CommGroup)
+    if kind == "world":
+        state.require().exchange(b"")
+    else:
+        state.objects.allgather(None, state.group_members(kind), state.rank)
+
+
+def dp_barrier() -> None:
+    barrier(CommGroup.DP_GROUP)
+
+
+def mp_barrier() -> None:
+    barrier(CommGroup.MP_GROUP)

@@ -1,0 +1,263 @@
+"""The session: configuration, mesh, groups, and what a script makes of them. One a process, in `state`."""
+from __future__ import annotations
+
+import datetime
+import enum
+import logging
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from shardsmith.errors import Error
+from shardsmith.smp.config import Config, resolve
+from shardsmith.smp.objects import Objects
+
+if TYPE_CHECKING:
+    from shardsmith.smp.model import DistributedModel
+    from shardsmith.smp.optimizer import DistributedOptimizer
+
+logger = logging.getLogger("shardsmith.smp")
+
+
+class CommGroup(enum.Enum):
+    WORLD = "world"
+    PP_GROUP = "pp"
+    TP_GROUP = "tp"
+    RDP_GROUP = "rdp"
+    DP_GROUP = "dp"
+    MP_GROUP = "mp"
+
+
+class RankType(enum.Enum):
+    WORLD_RANK = "world"
+    PP_RANK = "pp"
+    TP_RANK = "tp"
+    RDP_RANK = "rdp"
+    DP_RANK = "dp"
+    MP_RANK = "mp"
+
+
+class ModuleManager:
+    """What clients read of it: pairs (smp_to_hf, hf_to_smp) of the replaced families. Nothing is replaced as yet."""
+
+    def __init__(self) -> None:
+        self.translate_functions: list[Any] = []
+
+
+class Session:
+    """Threads: of the main thread, except `model` and its like, which a step's threads read."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.initialized = False
+        self.cfg: Config | None = None
+        self.module_manager = ModuleManager()
+        self.rank = 0
+        self.size = 1
+        self.local_rank = 0
+        self.local_size = 1
+        self.mesh: Any = None
+        self.device = torch.device("cpu")
+        self.members: dict[str, list[int]] = {}
+        self.groups: dict[str, dist.ProcessGroup | None] = {}
+        self.peers: Any = None
+        self.objects: Objects | None = None
+        self.model: DistributedModel | None = None
+        self.optimizer: DistributedOptimizer | None = None
+        self.pending: Any = None  # a checkpoint to read when the partition is made
+        self.optimizer_steps = 0  # updates made, over all runs
+        self.step_calls = 0  # calls of step functions, over all runs: dropout masks depend on it
+
+    def require(self) -> Session:
+        if not self.initialized:
+            raise Error("invalid_argument", "smp.init() has not been called: it comes first in a script")
+        return self
+
+    # Ranks and groups by a kind of CommGroup / RankType: "world", "pp", ...
+    def group_members(self, kind: str) -> list[int]:
+        return self.require().members[kind]
+
+    def group_rank(self, kind: str) -> int:
+        return self.group_members(kind).index(self.rank)
+
+    def process_group(self, kind: str) -> dist.ProcessGroup | None:
+        return self.require().groups[kind]
+
+    @property
+    def stage(self) -> int:
+        return self.group_rank("pp")
+
+    @property
+    def stages(self) -> int:
+        return len(self.group_members("pp"))
+
+    # One rank's failure is everybody's.
+    def peer_error(self, text: str) -> Error:
+        """After a communication error: the error that names the rank at fault."""
+        if self.peers is None:
+            return Error("peer", text, self.rank)
+        return Error("peer", self.peers.explain(text, _explain_seconds(self.cfg)), self.rank)
+
+    def fail(self, error: BaseException) -> None:
+        """Says to the others that this rank has failed by itself."""
+        if self.peers is not None and self.size > 1:
+            self.peers.fail(f"{type(error).__name__}: {error}" if not isinstance(error, Error) else str(error))
+
+    def exchange(self, message: bytes, seconds: float | None = None) -> list[bytes]:
+        """Every rank's message on every rank."""
+        if self.size == 1:
+            return [message]
+        return self.peers.exchange(message, self.cfg.peer_timeout if seconds is None else seconds)
+
+    def together(self, function: Any) -> Any:
+        """Runs something that may fail on some ranks only: any failure is raised on all. Returns the result."""
+        result, failure = None, None
+        try:
+            result = function()
+        except Exception as error:
+            failure = error
+        text = b"" if failure is None else f"{getattr(failure, 'kind', 'io')}\0{failure}".encode()
+        answers = self.exchange(text)
+        if failure is not None:
+            raise failure
+        for rank, answer in enumerate(answers):
+            if answer:
+                kind, _, message = answer.decode().partition("\0")
+                raise Error(kind, f"rank {rank}: {message}", rank)
+        return result
+
+
+def _explain_seconds(cfg: Config | None) -> float:
+    return min(20.0, cfg.peer_timeout) if cfg is not None else 5.0
+
+
+def is_communication_error(error: BaseException) -> bool:
+    """Whether another rank, and not this one, is to blame for what was raised here."""
+    if isinstance(error, Error):
+        return error.kind in ("peer", "timeout")
+    if isinstance(error, (dist.DistBackendError, dist.DistNetworkError)):
+        return True
+    text = str(error)
+    words = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer", "Timed out waiting",
+             "Application timeout", "Broken pipe")
+    return isinstance(error, RuntimeError) and any(word in text for word in words)
+
+
+state = Session()
+
+
+def _environment_int(name: str, default: int) -> int:
+    text = os.environ.get(name, "")
+    try:
+        return int(text) if text else default
+    except ValueError:
+        raise Error("invalid_argument", f"the environment's {name} must be a whole number, not {text!r}") from None
+
+
+def _backend(cfg: Config) -> str:
+    if cfg.ddp_dist_backend != "auto":
+        return cfg.ddp_dist_backend
+    return "nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+
+
+def _make_default_group(cfg: Config) -> None:
+    if dist.is_initialized():
+        return
+    timeout = datetime.timedelta(seconds=cfg.peer_timeout)
+    backend = _backend(cfg)
+    if backend == "nccl":
+        backend = "cpu:gloo,cuda:nccl"
+    try:
+        if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+            if cfg.ddp_port is not None:
+                os.environ["MASTER_PORT"] = str(cfg.ddp_port)
+            dist.init_process_group(backend, timeout=timeout)
+        else:
+            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+    except (RuntimeError, ValueError) as error:
+        raise Error("peer", f"the process group could not be made: {str(error).splitlines()[0]}") from error
+
+
+def _check_torch() -> None:
+    from shardsmith.pins import TORCH
+
+    found = torch.__version__.split("+")[0]
+    if found.rsplit(".", 1)[0] != TORCH.rsplit(".", 1)[0]:
+        raise Error("invalid_argument", f"built for torch {TORCH}, found {found}: install torch=={TORCH}")
+
+
+def init(config: Mapping[str, Any] | None = None) -> None:
+    """The first call of a script. A second call is ignored with a warning."""
+    if state.initialized:
+        logger.warning("smp.init: called again, ignored: the first call's configuration holds")
+        return
+    from shardsmith import _core, _engine
+
+    cfg = resolve(config)
+    _make_default_group(cfg)
+    state.rank, state.size = dist.get_rank(), dist.get_world_size()
+    state.local_rank = _environment_int("LOCAL_RANK", state.rank)
+    state.local_size = _environment_int("LOCAL_WORLD_SIZE", state.size)
+    mesh = _core.Mesh(state.size, cfg.pipeline_parallel_degree, cfg.tensor_parallel_degree, cfg.placement_strategy)
+    if mesh.rdp_size > 1 and not cfg.ddp:
+        raise Error("invalid_argument",
+                    f"{state.size} ranks make {mesh.rdp_size} replicas of {mesh.pp_size} stages, and data parallelism "
+                    f"needs 'ddp': True; or start {mesh.mp_size} ranks")
+    state.cfg, state.mesh = cfg, mesh
+    # By the group's own backend: what the user's launcher made may differ from our choice.
+    if torch.cuda.is_available() and "nccl" in str(dist.get_backend_config()):
+        torch.cuda.set_device(state.local_rank % torch.cuda.device_count())
+        state.device = torch.device("cuda", torch.cuda.current_device())
+    _make_groups()
+    state.initialized = True
+    store = dist.PrefixStore("shardsmith", dist.distributed_c10d._get_default_store())
+    state.peers = _engine.StorePeers(store, state.rank, state.size, "world")
+    state.objects = Objects(state, state.groups["objects"])
+    pp, tp, rdp = mesh.coordinates(state.rank)
+    logger.info("[%d] process groups are ready: pp rank %d of %d, tp rank %d of %d, rdp rank %d of %d, dp rank %d of %d",
+                state.rank, pp, mesh.pp_size, tp, mesh.tp_size, rdp, mesh.rdp_size, state.group_rank("dp"), mesh.dp_size)
+    if state.rank == 0:
+        logger.info("configuration: %s", ", ".join(f"{name}={value!r}" for name, value in cfg.items()))
+
+
+def _make_groups() -> None:
+    """All ranks make all groups in the same order, as torch demands."""
+    timeout = datetime.timedelta(seconds=state.cfg.peer_timeout)
+    state.members["world"], state.groups["world"] = list(range(state.size)), dist.group.WORLD
+    made: dict[tuple[int, ...], dist.ProcessGroup] = {tuple(range(state.size)): dist.group.WORLD}
+    for kind in ("pp", "tp", "rdp", "dp", "mp"):
+        members_of = getattr(state.mesh, f"{kind}_group")
+        for members in sorted({tuple(members_of(rank)) for rank in range(state.size)}):
+            # Groups of one never talk, but scripts may pass them to torch.distributed.
+            if members not in made:
+                made[members] = dist.new_group(list(members), timeout=timeout)
+            if state.rank in members:
+                state.members[kind], state.groups[kind] = list(members), made[members]
+    # Engine and script must not share a group: two same-shaped collectives in another order give wrong sums.
+    for kind in ("pp", "rdp"):
+        members_of = getattr(state.mesh, f"{kind}_group")
+        state.groups[f"engine_{kind}"] = None
+        for members in sorted({tuple(members_of(rank)) for rank in range(state.size)}):
+            if len(members) > 1:
+                group = dist.new_group(list(members), timeout=timeout)
+                if state.rank in members:
+                    state.groups[f"engine_{kind}"] = group
+    state.groups["objects"] = dist.new_group(list(range(state.size)), timeout=timeout, backend="gloo")
+
+
+def is_initialized() -> bool:
+    return state.initialized
+
+
+def is_tracing() -> bool:
+    """Never: models are not traced here."""
+    return False
+
+
+def num_microbatches() -> int:
+    return state.require().cfg.microbatches

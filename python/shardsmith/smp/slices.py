@@ -1,0 +1,105 @@
+"""Between Hugging Face shaped tensors in memory and our logical tensors in a checkpoint: pieces, wants and leaves."""
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from shardsmith.errors import Error
+
+
+def torch_word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def piece_view(tensor: torch.Tensor, shape: list[int], permutation: list[int], offset: list[int]) -> torch.Tensor:
+    """The logical tensor as a view: its dimension d is the tensor's dimension permutation[d], beginning at `offset`."""
+    strides = [tensor.stride(d) for d in permutation]
+    start = tensor.storage_offset() + sum(o * s for o, s in zip(offset, tensor.stride()))
+    return tensor.detach().as_strided(list(shape), strides, start)
+
+
+def pieces_of(model: Any, hf_name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """(logical name, view) of each piece of a local tensor."""
+    for name, shape, permutation, offset in model.pieces(hf_name):
+        yield name, piece_view(tensor, shape, permutation, offset)
+
+
+def want(name: str, view: torch.Tensor) -> tuple[Any, ...]:
+    """A whole tensor of an Index, into the memory of a view on CPU."""
+    storage = view.untyped_storage()
+    begin = view.storage_offset() * view.element_size()
+    shape = list(view.shape)
+    return (name, torch_word(view.dtype), shape, [0] * len(shape), shape, storage.data_ptr() + begin,
+            storage.nbytes() - begin, list(view.stride()))
+
+
+class Staging:
+    """Reads into tensors on any device: those on CPU directly, others by way of a copy."""
+
+    def __init__(self) -> None:
+        self.wants: list[tuple[Any, ...]] = []
+        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def add(self, name: str, view: torch.Tensor) -> None:
+        if view.device.type != "cpu":
+            copy = torch.empty(view.shape, dtype=view.dtype)
+            self._copies.append((view, copy))
+            view = copy
+        self.wants.append(want(name, view))
+
+    def read(self, index: Any, **options: Any) -> dict[str, Any]:
+        report = index.read(self.wants, **options)
+        with torch.no_grad():
+            for target, copy in self._copies:
+                target.copy_(copy)
+        return report
+
+
+def make_leaf(tensor: torch.Tensor, keep: list[torch.Tensor], name: str = "") -> Any:
+    """The tensor as something that is saved. `keep` holds what must stay alive until then."""
+    from shardsmith import _core
+
+    if tensor.layout != torch.strided:
+        raise Error("unsupported", f"{name or 'a tensor'}: {tensor.layout} tensors can't be saved")
+    value = tensor.detach().cpu()
+    keep.append(value)
+    storage = value.untyped_storage()
+    shape = list(value.shape)
+    options = {"name": name, "global_shape": shape, "box_offset": [0] * len(shape)} if name else {}
+    return _core.Leaf(torch_word(value.dtype), storage.data_ptr(), storage.nbytes(), value.storage_offset(), shape,
+                      list(value.stride()), tensor.requires_grad and tensor.is_leaf, **options)
+
+
+def resolve_hf(names: set[str], hf_name: str, tied: list[str]) -> str:
+    """The spelling of a Hugging Face name in a file: with or without the base model's prefix, or a tied name."""
+    candidates = [hf_name, hf_name.partition(".")[2]]
+    candidates += [f"{prefix}{name}" for prefix in ("module.", "_orig_mod.") for name in list(candidates)]
+    for name in candidates + tied:
+        if name and name in names:
+            return name
+    raise Error("corrupt", f"tensor {hf_name} is missing")
+
+
+def initialize(hf_name: str, tensor: torch.Tensor, seed: int, description: dict[str, Any]) -> None:
+    """Initial weights as transformers' families have them; a function of (seed, name, index), so that every layout
+    begins with the same."""
+    with torch.no_grad():
+        if hf_name.endswith(".bias"):
+            tensor.zero_()
+            return
+        if tensor.dim() == 1:  # norms
+            tensor.fill_(1)
+            return
+        deviation = description["initializer_range"]
+        if description["model_type"] == "gpt2" and hf_name.endswith("c_proj.weight"):
+            deviation /= math.sqrt(2 * description["num_layers"])
+        digest = hashlib.sha256(f"{seed}/{hf_name}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+        if tensor.device.type == "cpu":
+            tensor.normal_(0, deviation, generator=generator)
+        else:
+            tensor.copy_(torch.empty(tensor.shape, dtype=tensor.dtype).normal_(0, deviation, generator=generator))

@@ -1,0 +1,1 @@
+"""The import path that scripts for the SageMaker model parallelism library use; Shardsmith answers under it."""

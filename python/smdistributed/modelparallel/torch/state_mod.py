@@ -1,0 +1,3 @@
+from shardsmith.smp.session import state
+
+__all__ = ["state"]
