@@ -18,15 +18,15 @@ struct Found {
   std::string folder;  // full path of the folder that holds it (may be the `.old` one)
   std::string name;    // "{tag}_partial"
   bool complete = false;
-  std::string why_not;        // where it is not complete, in one line
+  std::string why_not;  // where it is not complete, in one line
   std::optional<Manifest> manifest;
   uint64_t bytes = 0;
-  bool newest = false;        // the pointer names it
+  bool newest = false;  // the pointer names it
 };
 
 // All that is in `path`, complete or not, newest first by the manifest's (step, time), never by name. `.{name}.old`
-// counts under `name` where `name` itself is not complete. Vanishing files are tolerated. kNotFound if path isn't there.
-// Complete: the manifest is there and each named file has its size and its extra record's digest.
+// counts under `name` where `name` itself is not complete. Vanishing files are tolerated. kNotFound if path isn't
+// there. Complete: the manifest is there and each named file has its size and its extra record's digest.
 std::vector<Found> scan(Storage& storage, const std::string& path);
 
 // What to resume from: the tag if given, else the one `newest` names if complete, else the newest complete one.
@@ -36,8 +36,9 @@ std::optional<Found> find_checkpoint(Storage& storage, const std::string& path, 
 
 // A whole partial checkpoint as one Index, file by file as the manifest names them.
 // Tensor names carry no rank: model tensors by their logical names under "model/", optimizer state as
-// "optimizer/state/{logical name}/{exp_avg}", values: {"model": ..., "optimizer": [one Value per file], "user_content": ...}
-// Checks sizes, digests and that the slices cover each tensor once. kCorrupt otherwise.
+// "optimizer/state/{logical name}/{exp_avg}"; of other files ("rng_3.pt", "user_content.pt") under the file's name
+// without ".pt". Values: {"model": {name: tensor, ...}, "optimizer": [one Value per file], "rng_3": ...,
+// "user_content": ...} Checks sizes, digests and that the slices cover each tensor once. kCorrupt otherwise.
 Index read_partial(Storage& storage, const std::string& folder, const Manifest& manifest);
 
 // Full verification: every block of every file against its checksum. Returns one line per damage found

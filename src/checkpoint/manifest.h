@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/value.h"
@@ -22,17 +23,20 @@ struct ManifestFile {
 
 struct Manifest {
   int format_version = kFormatVersion;
-  std::string save_id;   // unique a save
+  std::string save_id;  // unique a save
   std::string tag;
   int64_t step = 0;
-  double time = 0;       // seconds since 1970, of the commit; order among checkpoints is (step, time)
+  double time = 0;  // seconds since 1970, of the commit; order among checkpoints is (step, time)
   int world_size = 1, pp = 1, tp = 1, rdp = 1;
   std::string placement = "DPT";
   Partition partition;
-  Value model_config;    // the Hugging Face config.json, so that a family can be told; None for foreign modules
-  std::string hf;        // path, relative to the folder's parent, of config and tokenizer ("hf"); may be empty
+  Value model_config;  // the Hugging Face config.json, so that a family can be told; None for foreign modules
+  std::string hf;      // path, relative to the folder's parent, of config and tokenizer ("hf"); may be empty
   std::vector<ManifestFile> files;
 };
+
+// One path element: not empty, no '/', no control character, not "." or "..".
+bool is_bare_name(std::string_view name);
 
 std::string to_json_text(const Manifest& manifest);
 // kCorrupt with the path; a newer format_version is kUnsupported and says so.

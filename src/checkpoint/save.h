@@ -22,9 +22,9 @@ struct SaveFile {
 };
 
 struct SaveRequest {
-  std::string path;  // the folder of checkpoints; made if missing
-  std::string tag;   // the same on all ranks (checked before anything is written); no '/', not empty
-  Manifest manifest; // rank 0's counts; save_id, time, files are filled in here
+  std::string path;             // the folder of checkpoints; made if missing
+  std::string tag;              // the same on all ranks (checked before anything is written); no '/', not empty
+  Manifest manifest;            // rank 0's counts; save_id, time, files are filled in here
   std::vector<SaveFile> files;  // this rank's, may be empty
   std::optional<int> num_kept_partial_checkpoints;  // nullopt or negative: keep all
   std::chrono::milliseconds deadline{300000};       // for each exchange
@@ -35,10 +35,17 @@ struct SaveResult {
   std::string folder;  // path/{tag}_partial
   uint64_t bytes = 0;  // of all ranks
   std::vector<std::string> pruned;
+  // The checkpoint is there and durable, but something about tidying up failed; one line each.
+  std::vector<std::string> warnings;
 };
 
 // Called by all ranks. Throws the first failing rank's error on every rank; nothing is then visible, and what was
-// there before still is.
+// there before still is. Hops: all agree -> rank 0 prepares the folder -> all write -> rank 0 commits; after each the
+// ranks exchange outcomes, so that none goes on where another has failed.
 SaveResult save_partial(Storage& storage, Peers& peers, const SaveRequest& request);
+
+// Throws kInvalidArgument that names what differs (model_type, hidden size, layers, vocabulary) if `path` holds a
+// checkpoint of a model other than `model_config` describes. Checkpoints that don't say are passed over.
+void check_same_model(Storage& storage, const std::string& path, const Value& model_config);
 
 }  // namespace shardsmith

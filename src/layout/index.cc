@@ -122,21 +122,6 @@ void Index::merge(Index other) {
   }
 }
 
-Index subset(const Index& index, std::string_view prefix) {
-  Index result;
-  result.format = index.format;
-  result.files = index.files;
-  for (const TensorEntry& tensor : index.tensors) {
-    if (!tensor.name.starts_with(prefix)) continue;
-    result.tensors.push_back(tensor);
-    result.tensors.back().name.erase(0, prefix.size());
-    std::string& alias = result.tensors.back().alias_of;
-    if (alias.starts_with(prefix)) alias.erase(0, prefix.size());
-  }
-  result.reindex();
-  return result;
-}
-
 void validate(const Index& index, bool require_cover) {
   for (const TensorEntry& tensor : index.tensors) {
     volume(tensor.shape);  // throws where there are too many elements

@@ -73,9 +73,6 @@ struct Index {
   std::unordered_map<std::string, size_t> by_name_;
 };
 
-// The entries whose names begin with `prefix` ("model/"), without it; files are kept as they are, values dropped.
-Index subset(const Index& index, std::string_view prefix);
-
 // Throws kCorrupt, naming tensor and file, unless every slice lies inside its tensor's shape and
 // its file, with checked arithmetic, and the slices of each tensor cover every element exactly once
 // (aliases are exempt). `require_cover` false: bounds only.

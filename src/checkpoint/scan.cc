@@ -1,0 +1,116 @@
+// Looking for checkpoints: scan and find_checkpoint.
+#include <algorithm>
+#include <set>
+
+#include "base/error.h"
+#include "checkpoint/commit.h"
+#include "checkpoint/load.h"
+
+namespace shardsmith {
+namespace {
+
+constexpr std::string_view kPartialSuffix = "_partial";
+
+// As look_at, but a scan goes on past what can't be read.
+FolderState look_at_tolerantly(Storage& storage, const std::string& folder) {
+  try {
+    return look_at(storage, folder);
+  } catch (const Error& e) {
+    return {Completeness::kIncomplete, e.what(), std::nullopt};
+  }
+}
+
+Found found_from(const std::string& folder, const std::string& name, FolderState state) {
+  Found found{.folder = folder, .name = name};
+  found.complete = state.completeness == Completeness::kComplete;
+  found.why_not = std::move(state.why);
+  found.manifest = std::move(state.manifest);
+  if (found.manifest) {
+    for (const ManifestFile& file : found.manifest->files) found.bytes += file.size;
+  }
+  return found;
+}
+
+// Names of checkpoints that stand in `path`, under their own name or as `.old`.
+std::set<std::string> names_in(Storage& storage, const std::string& path) {
+  std::set<std::string> names;
+  for (const std::string& entry : storage.list(path)) {
+    const std::string_view view = entry;
+    if (view.starts_with('.')) {
+      const std::string old = std::string(kPartialSuffix) + ".old";
+      if (view.ends_with(old) && view.size() > old.size() + 1) names.insert(entry.substr(1, entry.size() - 5));
+      continue;
+    }
+    const std::string folder = join(path, entry);
+    if (!storage.stat(folder).is_directory) continue;
+    if (view.ends_with(kPartialSuffix) || storage.stat(join(folder, kManifestName)).exists) names.insert(entry);
+  }
+  return names;
+}
+
+}  // namespace
+
+std::vector<Found> scan(Storage& storage, const std::string& path) {
+  const Stat stat = storage.stat(path);
+  if (!stat.exists) fail(ErrorKind::kNotFound, path, " is not there");
+  const std::string newest = read_newest(storage, path);
+  std::vector<Found> all;
+  for (const std::string& name : names_in(storage, path)) {
+    const std::string folder = join(path, name), old = old_folder(path, name);
+    FolderState state = look_at_tolerantly(storage, folder);
+    Found found;
+    if (state.completeness != Completeness::kComplete && storage.stat(old).is_directory) {
+      FolderState before = look_at_tolerantly(storage, old);
+      const bool serves = before.completeness == Completeness::kComplete ||
+                          (state.completeness == Completeness::kAbsent && before.completeness != Completeness::kAbsent);
+      found = serves ? found_from(old, name, std::move(before)) : found_from(folder, name, std::move(state));
+    } else {
+      if (state.completeness == Completeness::kAbsent) continue;  // has vanished meanwhile
+      found = found_from(folder, name, std::move(state));
+    }
+    found.newest = !newest.empty() && (newest == name || partial_name(newest) == name);
+    all.push_back(std::move(found));
+  }
+  std::stable_sort(all.begin(), all.end(), [](const Found& a, const Found& b) {
+    if (a.manifest.has_value() != b.manifest.has_value()) return a.manifest.has_value();
+    if (!a.manifest) return false;
+    if (a.manifest->step != b.manifest->step) return a.manifest->step > b.manifest->step;
+    return a.manifest->time > b.manifest->time;
+  });
+  return all;
+}
+
+std::optional<Found> find_checkpoint(Storage& storage, const std::string& path, const std::string& tag,
+                                     std::vector<std::string>* passed_over) {
+  const auto pass_over = [&](const std::string& text) {
+    if (passed_over) passed_over->push_back(text);
+  };
+  std::vector<Found> all = scan(storage, path);
+  const auto named = [&](const std::string& name) -> Found* {
+    for (const std::string& candidate : {partial_name(name), name}) {
+      for (Found& found : all) {
+        if (found.name == candidate) return &found;
+      }
+    }
+    return nullptr;
+  };
+  if (!tag.empty()) {
+    Found* found = named(tag);
+    if (found && found->complete) return std::move(*found);
+    if (found) pass_over(found->name + ": " + found->why_not);
+    return std::nullopt;
+  }
+  const std::string newest = read_newest(storage, path);
+  if (!newest.empty()) {
+    Found* found = named(newest);
+    if (found && found->complete) return std::move(*found);
+    if (!found) pass_over(str(kNewestName, " names ", newest, ", which is not there"));
+  }
+  for (Found& found : all) {
+    if (found.complete) return std::move(found);
+    pass_over(found.name + ": " + found.why_not);
+  }
+  return std::nullopt;
+}
+
+}  // namespace shardsmith
