@@ -7,6 +7,7 @@
 #include <unordered_set>
 
 #include "base/error.h"
+#include "base/utf8.h"
 #include "base/value.h"
 
 namespace shardsmith {
@@ -88,22 +89,6 @@ class Builder {
   std::vector<Open> stack_;
   std::optional<Value> root_;
 };
-
-// The length of the valid UTF-8 sequence that begins at text[i], or 0.
-size_t sequence_length(std::string_view text, size_t i) {
-  const auto at = [&](size_t k) { return static_cast<unsigned char>(text[k]); };
-  const unsigned char c = at(i);
-  if (c < 0x80) return 1;
-  const size_t n = c >= 0xf0 && c <= 0xf4 ? 4 : c >= 0xe0 && c < 0xf0 ? 3 : c >= 0xc2 && c < 0xe0 ? 2 : 0;
-  if (n == 0 || i + n > text.size()) return 0;
-  for (size_t k = i + 1; k < i + n; ++k)
-    if ((at(k) & 0xc0) != 0x80) return 0;
-  const unsigned char second = at(i + 1);
-  if ((c == 0xe0 && second < 0xa0) || (c == 0xed && second > 0x9f) || (c == 0xf0 && second < 0x90) ||
-      (c == 0xf4 && second > 0x8f))
-    return 0;
-  return n;
-}
 
 class Printer {
  public:
@@ -200,7 +185,7 @@ class Printer {
     out_ += '"';
     for (size_t i = 0; i < text.size();) {
       const unsigned char c = text[i];
-      const size_t n = sequence_length(text, i);
+      const size_t n = utf8_length(text, i);
       if (n == 0) {
         out_ += "\\ufffd";
         ++i;
@@ -209,11 +194,9 @@ class Printer {
       if (c == '"' || c == '\\') {
         out_ += '\\';
         out_ += static_cast<char>(c);
-      } else if (c == '\n') {
-        out_ += "\\n";
-      } else if (c == '\t') {
-        out_ += "\\t";
-      } else if (c < 0x20 || c == 0x7f) {
+      } else if (const char* short_form = short_escape(c)) {
+        out_ += short_form;
+      } else if (c < 0x20) {
         out_ += "\\u00";
         out_ += hex[c >> 4];
         out_ += hex[c & 15];
@@ -223,6 +206,22 @@ class Printer {
       i += n;
     }
     out_ += '"';
+  }
+  static const char* short_escape(unsigned char c) {
+    switch (c) {
+      case '\b':
+        return "\\b";
+      case '\f':
+        return "\\f";
+      case '\n':
+        return "\\n";
+      case '\r':
+        return "\\r";
+      case '\t':
+        return "\\t";
+      default:
+        return nullptr;
+    }
   }
   void line(int depth) {
     if (indent_ < 0) return;

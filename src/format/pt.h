@@ -13,7 +13,7 @@
 
 namespace shardsmith {
 
-// True if the file begins like a zip (or like a legacy torch file, for `is_pt_legacy`).
+// True if the file begins like a zip, or like a torch file from before the zips (which read_pt refuses, saying so).
 bool is_pt(Storage& storage, const std::string& path);
 
 // Reads the directory, the pickle and, in files of ours, the slice list; no tensor data.

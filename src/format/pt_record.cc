@@ -1,0 +1,142 @@
+#include "format/pt_record.h"
+
+#include "base/checksum.h"
+#include "base/error.h"
+
+namespace shardsmith {
+namespace {
+
+constexpr int64_t kVersion = 1;
+constexpr int64_t kBlock = 1 << 20;
+
+std::string hex(uint32_t value) {
+  static const char* digits = "0123456789abcdef";
+  std::string out(8, '0');
+  for (size_t i = 8; i-- > 0; value >>= 4) out[i] = digits[value & 15];
+  return out;
+}
+
+Value list_of(const Shape& shape) {
+  List list;
+  for (int64_t n : shape) list.emplace_back(n);
+  return Value(std::move(list));
+}
+
+class Parser {
+ public:
+  Parser(const Value& root, std::string_view where) : root_(root), where_(where) {}
+
+  template <typename T>
+  const T& field(const Value& value, std::string_view name) const {
+    const Value* found = value.find(name);
+    const T* typed = found ? found->get_if<T>() : nullptr;
+    if (!typed) bad("'", name, "' is missing or of another kind");
+    return *typed;
+  }
+  Shape shape(const Value& value, std::string_view name) const {
+    Shape out;
+    for (const Value& item : field<List>(value, name)) {
+      const int64_t* n = item.get_if<int64_t>();
+      if (!n || *n < 0) bad("'", name, "' holds something else than sizes");
+      out.push_back(*n);
+    }
+    return out;
+  }
+  template <typename... Args>
+  [[noreturn]] void bad(const Args&... why) const {
+    fail(ErrorKind::kCorrupt, where_, ": record '", kPtRecordName, "': ", why...);
+  }
+  const Value& root() const { return root_; }
+
+ private:
+  const Value& root_;
+  std::string_view where_;
+};
+
+BlockChecksums parse_checksums(const Parser& parser, const ZipRecord& record) {
+  BlockChecksums sums;
+  const int64_t block = parser.field<int64_t>(parser.root(), "block_size");
+  const int64_t covered = parser.field<int64_t>(parser.root(), "covered");
+  const std::string& text = parser.field<std::string>(parser.root(), "crc");
+  if (block < 4096 || block > (64 << 20)) parser.bad("a block size of ", block);
+  if (covered < 0 || static_cast<uint64_t>(covered) != record.header)
+    parser.bad("covers ", covered, " bytes, but begins at ", record.header);
+  sums.block_size = static_cast<uint64_t>(block);
+  sums.covered = static_cast<uint64_t>(covered);
+  const uint64_t blocks = (sums.covered + sums.block_size - 1) / sums.block_size;
+  if (text.size() != 8 * blocks) parser.bad(text.size() / 8, " checksums for ", blocks, " blocks");
+  for (size_t i = 0; i < blocks; ++i) {
+    uint32_t crc = 0;
+    for (char c : std::string_view(text).substr(8 * i, 8)) {
+      const int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+      if (digit < 0) parser.bad("a checksum that is no number");
+      crc = crc << 4 | static_cast<uint32_t>(digit);
+    }
+    sums.crc.push_back(crc);
+  }
+  return sums;
+}
+
+}  // namespace
+
+std::string make_pt_record(const std::vector<PtSlice>& slices, const Value& extra, uint64_t covered) {
+  List list;
+  for (const PtSlice& slice : slices) {
+    Value entry;
+    entry.set("tensor", Value(static_cast<int64_t>(slice.tensor)));
+    entry.set("name", Value(slice.name));
+    entry.set("shape", list_of(slice.shape));
+    entry.set("offset", list_of(slice.box.offset));
+    entry.set("extent", list_of(slice.box.extent));
+    list.push_back(std::move(entry));
+  }
+  const uint64_t blocks = (covered + kBlock - 1) / kBlock;
+  Value root;
+  root.set("version", Value(kVersion));
+  root.set("block_size", Value(kBlock));
+  root.set("covered", Value(static_cast<int64_t>(covered)));
+  root.set("slices", Value(std::move(list)));
+  root.set("extra", extra);
+  root.set("crc", Value(std::string(8 * blocks, '0')));  // last, so that set_crcs knows where it is
+  return to_json(root);
+}
+
+void set_crcs(std::string& record, const std::vector<uint32_t>& crcs) {
+  size_t at = record.size() - 2 - 8 * crcs.size();
+  for (uint32_t crc : crcs) {
+    record.replace(at, 8, hex(crc));
+    at += 8;
+  }
+}
+
+PtRecordContent parse_pt_record(std::string_view bytes, const ZipRecord& record, std::string_view where) {
+  const Value root = parse_json(bytes, str(where, ": record '", kPtRecordName, "'"));
+  const Parser parser(root, where);
+  const int64_t version = parser.field<int64_t>(root, "version");
+  if (version > kVersion)
+    fail(ErrorKind::kUnsupported, where, ": written by a newer Shardsmith (record version ", version, ", known is ",
+         kVersion, "); update Shardsmith");
+  if (version < 1) parser.bad("version ", version);
+  PtRecordContent content;
+  content.checksums = std::make_shared<BlockChecksums>(parse_checksums(parser, record));
+  for (const Value& entry : parser.field<List>(root, "slices")) {
+    PtSlice slice;
+    const int64_t tensor = parser.field<int64_t>(entry, "tensor");
+    if (tensor < 0) parser.bad("slice of tensor ", tensor);
+    slice.tensor = static_cast<size_t>(tensor);
+    slice.name = parser.field<std::string>(entry, "name");
+    slice.shape = parser.shape(entry, "shape");
+    slice.box.offset = parser.shape(entry, "offset");
+    slice.box.extent = parser.shape(entry, "extent");
+    if (slice.box.offset.size() != slice.shape.size() || slice.box.extent.size() != slice.shape.size() ||
+        !inside(slice.box, slice.shape))
+      parser.bad("the slice of '", slice.name, "' doesn't lie inside of its tensor");
+    content.slices.push_back(std::move(slice));
+  }
+  if (const Value* extra = root.find("extra")) content.extra = restore_kinds(*extra);
+  return content;
+}
+
+std::string digest_of(std::string_view record) { return hex(crc32(std::as_bytes(std::span(record)))); }
+
+}  // namespace shardsmith

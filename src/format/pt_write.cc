@@ -1,0 +1,116 @@
+#include "base/error.h"
+#include "format/pickle.h"
+#include "format/pt.h"
+#include "format/pt_record.h"
+#include "format/stream_writer.h"
+#include "format/zip.h"
+
+namespace shardsmith {
+namespace {
+
+constexpr uint64_t kLargeRecord = 64 << 10;
+
+void check_tensor(const PtTensor& tensor, size_t number, const PtContent& content, const std::string& path) {
+  const auto bad = [&](const auto&... why) {
+    fail(ErrorKind::kInvalidArgument, path, ": tensor ",
+         tensor.name.empty() ? std::to_string(number) : "'" + tensor.name + "'", " ", to_string(tensor.size), ": ",
+         why...);
+  };
+  if (tensor.storage >= content.storages.size())
+    bad("lies in storage ", tensor.storage, " of ", content.storages.size());
+  if (tensor.strides.size() != tensor.size.size() || tensor.offset < 0) bad("has no proper strides or offset");
+  if (volume(tensor.size) != 0) {
+    int64_t last = tensor.offset;
+    bool overflow = false;
+    for (size_t d = 0; d < tensor.size.size(); ++d) {
+      int64_t step = 0;
+      if (tensor.strides[d] < 0) bad("has a negative stride");
+      overflow |= __builtin_mul_overflow(tensor.size[d] - 1, tensor.strides[d], &step);
+      overflow |= __builtin_add_overflow(last, step, &last);
+    }
+    const uint64_t held = content.storages[tensor.storage].size / static_cast<uint64_t>(size_of(tensor.dtype));
+    if (overflow || static_cast<uint64_t>(last) >= held)
+      bad("leaves its storage of ", content.storages[tensor.storage].size, " bytes");
+  }
+  if (tensor.name.empty()) return;
+  if (tensor.box.extent.size() != tensor.size.size() || tensor.box.offset.size() != tensor.size.size() ||
+      tensor.global.size() != tensor.size.size() || !inside(tensor.box, tensor.global))
+    bad("its box ", to_string(tensor.box), " doesn't lie inside of ", to_string(tensor.global));
+  for (size_t d = 0; d < tensor.size.size(); ++d)
+    if (tensor.box.extent[d] > tensor.size[d]) bad("is smaller than its box ", to_string(tensor.box));
+}
+
+std::vector<PtSlice> slice_list(const PtContent& content, const std::vector<size_t>& order, const std::string& path) {
+  std::vector<PtSlice> slices;
+  std::vector<bool> written(content.tensors.size(), false);
+  for (size_t number = 0; number < order.size(); ++number) {
+    const PtTensor& tensor = content.tensors[order[number]];
+    written[order[number]] = true;
+    if (!tensor.name.empty()) slices.push_back({number, tensor.name, tensor.global, tensor.box});
+  }
+  for (size_t i = 0; i < written.size(); ++i)
+    if (!written[i] && !content.tensors[i].name.empty())
+      fail(ErrorKind::kInvalidArgument, path, ": tensor '", content.tensors[i].name, "' stands nowhere in the value");
+  return slices;
+}
+
+}  // namespace
+
+// The file, in order: data.pkl, byteorder, data/0 ... data/N, version, shardsmith, directory. The place of each is
+// known before the first byte is written; the checksums are filled in as the bytes go by.
+Written write_pt(Storage& storage, const std::string& path, const PtContent& content) {
+  std::vector<PickledTensor> tensors;
+  for (size_t i = 0; i < content.tensors.size(); ++i) {
+    const PtTensor& t = content.tensors[i];
+    check_tensor(t, i, content, path);
+    tensors.push_back({t.storage, t.dtype, t.offset, t.size, t.strides, t.requires_grad});
+  }
+  std::vector<PickledStorage> storages;
+  for (size_t i = 0; i < content.storages.size(); ++i)
+    storages.push_back({std::to_string(i), content.storages[i].size});
+  std::vector<size_t> order;
+  const std::string pickle = write_pickle(content.value, tensors, storages, path, &order);
+  if (pickle.size() > (256 << 20))
+    fail(ErrorKind::kUnsupported, path, ": ", pickle.size(), " bytes of plain values; put large data into tensors");
+
+  const std::string folder = "archive/", byteorder = "little", version = "3\n";
+  ZipLayout layout;
+  layout.add(folder + "data.pkl", pickle.size(), 64);
+  layout.add(folder + "byteorder", byteorder.size(), 64);
+  for (size_t i = 0; i < storages.size(); ++i)
+    layout.add(folder + "data/" + storages[i].key, storages[i].bytes, storages[i].bytes >= kLargeRecord ? 4096 : 64);
+  layout.add(folder + "version", version.size(), 64);
+  const size_t before_record = layout.records().size();
+  std::string record;
+  if (content.with_slices) {
+    record = make_pt_record(slice_list(content, order, path), content.extra, layout.end());
+    layout.add(folder + kPtRecordName, record.size(), 64);
+  }
+  std::vector<uint32_t> crcs(layout.records().size(), 0);
+  const uint64_t size = layout.end() + layout.directory(crcs).size();
+
+  const auto file = storage.create(path, Access::kDirect, size);
+  StreamWriter out(*file, size);
+  for (size_t i = 0; i < crcs.size(); ++i) {
+    if (i == before_record) set_crcs(record, out.take_block_crcs());
+    out.append(layout.local_header(i));
+    out.take_section_crc();
+    if (i == 0)
+      out.append(pickle);
+    else if (i == 1)
+      out.append(byteorder);
+    else if (i < before_record - 1)
+      out.append(content.storages[i - 2]);
+    else
+      out.append(i == before_record ? record : version);
+    crcs[i] = out.take_section_crc();
+    out.append(layout.descriptor(i, crcs[i]));
+  }
+  out.append(layout.directory(crcs));
+  out.finish();
+  file->sync();
+  file->close();
+  return {size, content.with_slices ? digest_of(record) : ""};
+}
+
+}  // namespace shardsmith
