@@ -1,0 +1,1 @@
+"""`shardsmith finetune`: fine-tunes a Hugging Face folder on text, over pipeline stages."""

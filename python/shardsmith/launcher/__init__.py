@@ -1,0 +1,1 @@
+"""Starts the ranks of one machine and answers for them. Imports no torch."""
