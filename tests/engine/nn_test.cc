@@ -1,0 +1,122 @@
+// The fused pieces against the composition of torch's own operations.
+#include <ATen/autocast_mode.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "base/error.h"
+#include "nn/dropout.h"
+#include "nn/functional.h"
+#include "nn/loss.h"
+#include "support.h"
+
+namespace shardsmith::test {
+namespace {
+
+at::Tensor random(at::IntArrayRef shape, uint64_t seed) {
+  auto generator = at::detail::createCPUGenerator(seed);
+  return at::randn(shape, generator, at::TensorOptions().dtype(at::kFloat));
+}
+
+// Largest difference of f's value and gradients from reference's, both on the same inputs, relative to the reference's
+// largest element.
+double difference(const std::function<at::Tensor(const std::vector<at::Tensor>&)>& f,
+                  const std::function<at::Tensor(const std::vector<at::Tensor>&)>& reference,
+                  const std::vector<at::Tensor>& inputs) {
+  const auto run = [&](const auto& function) {
+    std::vector<at::Tensor> leaves;
+    for (const at::Tensor& input : inputs) leaves.push_back(input.clone().requires_grad_(true));
+    const at::Tensor y = function(leaves);
+    torch::autograd::backward({y}, {y.dim() ? random(y.sizes(), 99).to(y.scalar_type()) : at::ones({}, y.options())});
+    std::vector<at::Tensor> result{y.detach()};
+    for (const at::Tensor& leaf : leaves) result.push_back(leaf.grad());
+    return result;
+  };
+  const std::vector<at::Tensor> a = run(f), b = run(reference);
+  double worst = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    const double scale = b[i].abs().max().item<double>();
+    worst = std::max(worst, (a[i] - b[i]).abs().max().item<double>() / std::max(scale, 1e-30));
+  }
+  return worst;
+}
+
+TEST(Norm, RmsNormMatchesItsFormula) {
+  const auto ours = [](const auto& in) { return normalize(in[0], in[1], {}, NormKind::kRmsNorm, 1e-5); };
+  const auto formula = [](const auto& in) {
+    const at::Tensor x = in[0].to(at::kDouble);
+    return (x * at::rsqrt(x.pow(2).mean(-1, true) + 1e-5) * in[1].to(at::kDouble)).to(at::kFloat);
+  };
+  EXPECT_LT(difference(ours, formula, {random({3, 7, 37}, 1), random({37}, 2)}), 2e-6);
+}
+
+TEST(Gated, SiluTimesUpMatchesTorch) {
+  const auto ours = [](const auto& in) { return gated(in[0], in[1], Activation::kSilu); };
+  const auto torchs = [](const auto& in) { return at::silu(in[0]) * in[1]; };
+  EXPECT_LT(difference(ours, torchs, {random({5, 1031}, 3).mul(4), random({5, 1031}, 4)}), 2e-6);
+  const at::Tensor extreme = at::tensor({-200.0f, -90.0f, -20.0f, 0.0f, 20.0f, 90.0f, 200.0f});
+  EXPECT_TRUE(at::allclose(gated(extreme, at::ones_like(extreme), Activation::kSilu), at::silu(extreme), 1e-5, 1e-30));
+}
+
+TEST(Gated, BFloat16RoundsLikeTorch) {
+  const at::Tensor a = random({64, 33}, 5).to(at::kBFloat16), b = random({64, 33}, 6).to(at::kBFloat16);
+  const at::Tensor exact = at::silu(a.to(at::kFloat)) * b.to(at::kFloat);
+  const at::Tensor ours = gated(a, b, Activation::kSilu);
+  EXPECT_EQ(ours.scalar_type(), at::kBFloat16);
+  EXPECT_LT((ours.to(at::kFloat) - exact).abs().div(exact.abs() + 1e-6).max().item<double>(), 1.0 / 250);
+}
+
+TEST(Rotary, KernelMatchesCompositionAndKeepsLengths) {
+  const ModelDescription m = family(kTinyLlama).description;
+  const RotaryTable table = make_rotary_table(m, 32, at::TensorOptions());
+  const at::Tensor positions = at::arange(9).unsqueeze(0).expand({2, 9});
+  const auto kernel = [&](const auto& in) { return rotate(in[0], table, {}); };
+  const auto composed = [&](const auto& in) { return rotate(in[0], table, positions); };
+  const at::Tensor x = random({2, 9, 3, 8}, 7);
+  EXPECT_LT(difference(kernel, composed, {x}), 1e-6);
+  EXPECT_TRUE(at::allclose(rotate(x, table, {}).norm(2, -1), x.norm(2, -1), 1e-5));
+}
+
+TEST(Loss, ChunkedLossMatchesCrossEntropyWithIgnoredLabels) {
+  at::Tensor labels = at::randint(0, 50, {3, 11}, at::detail::createCPUGenerator(8), at::TensorOptions().dtype(at::kLong));
+  labels[0].slice(0, 0, 6).fill_(kIgnoredLabel);
+  labels[2].fill_(kIgnoredLabel);
+  const auto ours = [&](const auto& in) { return causal_lm_loss(in[0], in[1], labels, 4); };
+  const auto torchs = [&](const auto& in) {
+    const at::Tensor logits = at::linear(in[0], in[1]).slice(1, 0, 10).reshape({-1, 50});
+    return at::cross_entropy_loss(logits, labels.slice(1, 1, 11).reshape({-1}));
+  };
+  EXPECT_LT(difference(ours, torchs, {random({3, 11, 16}, 9), random({50, 16}, 10)}), 3e-6);
+}
+
+TEST(Loss, LabelOutsideTheVocabularyIsNamed) {
+  at::Tensor labels = at::zeros({1, 4}, at::kLong);
+  labels[0][2] = 50;
+  try {
+    causal_lm_loss(random({1, 4, 8}, 1), random({50, 8}, 2), labels);
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.kind(), ErrorKind::kInvalidArgument);
+    EXPECT_NE(std::string(e.what()).find("50"), std::string::npos);
+  }
+}
+
+TEST(Loss, NoCountedLabelGivesNaN) {
+  const at::Tensor labels = at::full({1, 4}, kIgnoredLabel, at::kLong);
+  EXPECT_TRUE(std::isnan(causal_lm_loss(random({1, 4, 8}, 1), random({50, 8}, 2), labels).item<double>()));
+}
+
+TEST(Dropout, MaskIsAFunctionOfTheSampleNotOfItsPlaceInTheBatch) {
+  const at::Tensor x = at::ones({8, 5, 300});
+  const DropoutContext all{true, 7, 3, 100};
+  const at::Tensor whole = dropout(x, 0.3, 4, all);
+  const DropoutContext second{true, 7, 3, 104};
+  EXPECT_TRUE(at::equal(whole.slice(0, 4, 8), dropout(x.slice(0, 0, 4), 0.3, 4, second)));
+  EXPECT_NEAR(whole.ne(0).to(at::kDouble).mean().item<double>(), 0.7, 0.02);
+  EXPECT_NEAR(whole.mean().item<double>(), 1.0, 0.03);
+  for (const DropoutContext& other : {DropoutContext{true, 8, 3, 100}, DropoutContext{true, 7, 4, 100}})
+    EXPECT_FALSE(at::equal(whole, dropout(x, 0.3, 4, other)));
+  EXPECT_FALSE(at::equal(whole, dropout(x, 0.3, 5, all)));
+  EXPECT_TRUE(at::equal(x, dropout(x, 0.3, 4, DropoutContext{false, 7, 3, 100})));
+}
+
+}  // namespace
+}  // namespace shardsmith::test

@@ -1,0 +1,232 @@
+// Every layout computes what one process computes.
+#include "pipeline/stage.h"
+
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include <cmath>
+
+#include "base/error.h"
+#include "comm/store_peers.h"
+#include "optim/adamw.h"
+#include "support.h"
+
+namespace shardsmith::test {
+namespace {
+
+using std::chrono::milliseconds;
+
+struct Layout {
+  int pp, rdp;
+};
+
+// One training step of `microbatches` microbatches per replica; replica r gets the r-th part of all samples.
+Outcome step_with(const char* config, Layout layout, int microbatches, bool dropout, at::ScalarType dtype,
+                  int steps = 1) {
+  const FamilyModel model = family(config);
+  const Tensors weights = initial_weights(model, dtype);
+  const Mesh mesh(layout.pp * layout.rdp, layout.pp, 1);
+  const Partition partition = make_partition(model_costs(model, 0.5, 16).costs, layout.pp);
+  std::vector<ThreadWorld> pipelines, replicas;
+  for (int r = 0; r < layout.rdp; ++r) pipelines.push_back(make_thread_world(layout.pp));
+  for (int s = 0; s < layout.pp; ++s) replicas.push_back(make_thread_world(layout.rdp));
+  const std::vector<Inputs> all = batch(microbatches * layout.rdp, 2, 16, 61, 5);
+  Outcome outcome;
+  std::mutex mutex;
+  run_ranks(mesh.world_size(), [&](int rank) {
+    const Coordinates at = mesh.coordinates(rank);
+    const auto pp = static_cast<size_t>(at.pp), rdp = static_cast<size_t>(at.rdp);
+    StageOptions options{partition, at.pp, Group(pipelines[rdp].groups[pp], "pipeline group", milliseconds(20000)),
+                         Group(replicas[pp].groups[rdp], "data-parallel group", milliseconds(20000)), 11, 0.01};
+    const Tensors local = local_weights(model, weights, partition, at.pp);
+    Stage stage(model, Parameters(model, local), std::move(options));
+    std::vector<at::Tensor> parameters;
+    for (const auto& [name, tensor] : local) parameters.push_back(tensor);
+    AdamW optimizer({{parameters, 1e-2}});
+    const auto begin = all.begin() + at.rdp * microbatches;
+    for (int i = 0; i < steps; ++i) {
+      if (i) {
+        optimizer.step();
+        optimizer.zero_grad();
+      }
+      const Stage::Step step{static_cast<uint64_t>(i), microbatches, true, dropout,
+                             static_cast<uint64_t>(at.rdp * microbatches * 2)};
+      const std::vector<at::Tensor> losses = stage.run_step(step, {begin, begin + microbatches});
+      const double norm = stage.clip_grad_norm(1e9);
+      std::lock_guard lock(mutex);
+      if (at.rdp != 0 || i + 1 < steps) continue;
+      for (const auto& [name, tensor] : local) {
+        if (outcome.gradients.contains(name)) {
+          EXPECT_TRUE(at::equal(outcome.gradients[name], tensor.grad())) << "the two ends of " << name << " differ";
+        }
+        outcome.gradients[name] = tensor.grad().clone();
+      }
+      std::vector<double> values;
+      for (const at::Tensor& loss : losses) values.push_back(loss.item<double>());
+      if (outcome.losses.empty()) outcome.losses = values;
+      EXPECT_EQ(outcome.losses, values) << "stages see different losses";
+      outcome.norm = norm;
+    }
+  });
+  return outcome;
+}
+
+void expect_same(const Outcome& a, const Outcome& b, double tolerance) {
+  ASSERT_EQ(a.gradients.size(), b.gradients.size());
+  for (const auto& [name, gradient] : a.gradients) {
+    const double scale = gradient.abs().max().item<double>();
+    EXPECT_LE((gradient - b.gradients.at(name)).abs().max().item<double>(), tolerance * scale + 1e-12) << name;
+  }
+  EXPECT_NEAR(a.norm, b.norm, tolerance * a.norm);
+}
+
+class Layouts : public testing::TestWithParam<std::tuple<const char*, bool>> {};
+
+TEST_P(Layouts, GiveTheGradientsOfOneProcess) {
+  const auto [config, dropout] = GetParam();
+  const Outcome one = step_with(config, {1, 1}, 8, dropout, at::kDouble);
+  for (const Layout layout : {Layout{1, 2}, {2, 1}, {2, 2}, {4, 1}, {1, 4}, {4, 2}, {2, 4}}) {
+    SCOPED_TRACE("pp " + std::to_string(layout.pp) + ", rdp " + std::to_string(layout.rdp));
+    const Outcome many = step_with(config, layout, 8 / layout.rdp, dropout, at::kDouble);
+    // The kernels compute dropout in float32, everything else here in float64.
+    expect_same(one, many, dropout ? 1e-6 : 1e-10);
+    for (size_t i = 0; i < many.losses.size(); ++i) EXPECT_NEAR(one.losses[i], many.losses[i], 1e-6);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, Layouts,
+                         testing::Combine(testing::Values(kTinyLlama, kTinyGpt2), testing::Bool()));
+
+TEST(Layouts, TrainTheSameWayForSeveralSteps) {
+  const Outcome one = step_with(kTinyLlama, {1, 1}, 4, false, at::kFloat, 6);
+  const Outcome two = step_with(kTinyLlama, {2, 1}, 4, false, at::kFloat, 6);
+  expect_same(one, two, 1e-3);
+  for (size_t i = 0; i < one.losses.size(); ++i) EXPECT_NEAR(one.losses[i], two.losses[i], 1e-5);
+}
+
+TEST(Layouts, RepeatBitForBit) {
+  const Outcome a = step_with(kTinyGpt2, {2, 2}, 4, true, at::kFloat, 3);
+  const Outcome b = step_with(kTinyGpt2, {2, 2}, 4, true, at::kFloat, 3);
+  for (const auto& [name, gradient] : a.gradients) EXPECT_TRUE(at::equal(gradient, b.gradients.at(name))) << name;
+  EXPECT_EQ(a.losses, b.losses);
+}
+
+// Two stages on two threads; `body` gets each thread's stage.
+void with_two_stages(milliseconds timeout, const std::function<void(int, Stage&, ThreadWorld&)>& body) {
+  const FamilyModel model = family(kTinyLlama);
+  const Tensors weights = initial_weights(model);
+  const Partition partition = make_partition(model_costs(model, 0.5, 16).costs, 2);
+  ThreadWorld world = make_thread_world(2);
+  run_ranks(2, [&](int rank) {
+    StageOptions options{partition, rank, Group(world.groups[static_cast<size_t>(rank)], "pipeline group", timeout)};
+    Stage stage(model, Parameters(model, local_weights(model, weights, partition, rank)), std::move(options));
+    body(rank, stage, world);
+  });
+}
+
+TEST(StageFaults, AStalledNeighbourIsNamedInTime) {
+  const auto begin = std::chrono::steady_clock::now();
+  with_two_stages(milliseconds(300), [](int rank, Stage& stage, ThreadWorld&) {
+    if (rank == 0) return;
+    try {
+      stage.run_step({0, 2, true, false, 0}, batch(2, 1, 8, 61, 1));
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.kind(), ErrorKind::kTimeout);
+      EXPECT_NE(std::string(e.what()).find("rank 0"), std::string::npos) << e.what();
+    }
+  });
+  EXPECT_LT(seconds_since(begin), 10);
+}
+
+TEST(StageFaults, AFailedNeighboursTextArrives) {
+  with_two_stages(milliseconds(20000), [](int rank, Stage& stage, ThreadWorld& world) {
+    if (rank == 1) return world.rendezvous->fail_rank(1, "out of memory in layer 3");
+    try {
+      stage.run_step({0, 2, true, false, 0}, batch(2, 1, 8, 61, 1));
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.kind(), ErrorKind::kPeer);
+      EXPECT_EQ(e.rank(), 1);
+      EXPECT_NE(std::string(e.what()).find("out of memory in layer 3"), std::string::npos) << e.what();
+    }
+  });
+}
+
+TEST(Stage, BroadcastBringsTensorsOfAnyKind) {
+  with_two_stages(milliseconds(20000), [](int rank, Stage& stage, ThreadWorld&) {
+    const std::vector<at::Tensor> sent{at::arange(6, at::kLong).view({2, 3}), at::full({}, 2.5), at::empty({0, 4}),
+                                       at::ones({3}, at::kByte)};
+    for (const int root : {0, 1}) {
+      const std::vector<at::Tensor> got = stage.broadcast(rank == root ? sent : std::vector<at::Tensor>{}, root);
+      ASSERT_EQ(got.size(), sent.size());
+      for (size_t i = 0; i < sent.size(); ++i) {
+        EXPECT_EQ(got[i].scalar_type(), sent[i].scalar_type());
+        EXPECT_TRUE(at::equal(got[i], sent[i]));
+      }
+    }
+  });
+}
+
+TEST(Stage, ClippingScalesToTheGlobalNorm) {
+  with_two_stages(milliseconds(20000), [](int, Stage& stage, ThreadWorld&) {
+    stage.run_step({0, 2, true, false, 0}, batch(2, 1, 8, 61, 1));
+    const double before = stage.clip_grad_norm(0.05);
+    EXPECT_GT(before, 0.05);
+    EXPECT_NEAR(stage.grad_norm(), 0.05, 1e-6);
+  });
+}
+
+TEST(Stage, RefusesAParameterThatIsMissingOrOfAnotherShape) {
+  const FamilyModel model = family(kTinyLlama);
+  const Partition one{{0, 4}};
+  Tensors weights = initial_weights(model);
+  Tensors missing = weights;
+  missing.erase("model.layers.2.mlp.up_proj.weight");
+  EXPECT_THROW(Stage(model, Parameters(model, missing), {one}), Error);
+  weights["model.norm.weight"] = at::ones({33});
+  EXPECT_THROW(Parameters(model, weights), Error);
+}
+
+TEST(StorePeers, ExchangeAndExplainNameTheRankAtFault) {
+  auto store = c10::make_intrusive<c10d::HashStore>();
+  run_ranks(3, [&](int rank) {
+    StorePeers peers(store, rank, 3, "test");
+    for (int round = 0; round < 5; ++round) {
+      const std::vector<std::string> all = peers.exchange(rank == 1 ? "" : std::to_string(rank * round), milliseconds(5000));
+      EXPECT_EQ(all, (std::vector<std::string>{"0", "", std::to_string(2 * round)}));
+    }
+    if (rank == 2) return peers.fail("disk full");
+    try {
+      peers.exchange("x", milliseconds(5000));
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.rank(), 2);
+      EXPECT_EQ(peers.explain(e.what(), milliseconds(2000)), "rank 2 failed: disk full");
+    }
+  });
+  run_ranks(3, [&](int rank) {
+    StorePeers peers(store, rank, 3, "silent");
+    if (rank == 1) return;
+    EXPECT_THROW(peers.exchange("x", milliseconds(200)), Error);
+    EXPECT_NE(peers.explain("saving", milliseconds(300)).find("rank 1 has died or stalled"), std::string::npos);
+  });
+}
+
+TEST(AdamW, MatchesItsFormulaAndRefusesDuplicates) {
+  at::Tensor w = at::full({3}, 2.0, at::kDouble).requires_grad_(true);
+  AdamW optimizer({{{w}, 0.1, 0.9, 0.99, 1e-8, 0.5}});
+  double expected = 2.0, m = 0, v = 0;
+  for (int t = 1; t <= 4; ++t) {
+    const double g = 0.3 * t;
+    w.mutable_grad() = at::full({3}, g, at::kDouble);
+    optimizer.step();
+    expected -= 0.1 * 0.5 * expected;
+    m = 0.9 * m + 0.1 * g, v = 0.99 * v + 0.01 * g * g;
+    expected -= 0.1 * (m / (1 - std::pow(0.9, t))) / (std::sqrt(v / (1 - std::pow(0.99, t))) + 1e-8);
+    EXPECT_NEAR(w[0].item<double>(), expected, 1e-9);
+  }
+  EXPECT_THROW(AdamW({{{w}}, {{w}}}), Error);
+}
+
+}  // namespace
+}  // namespace shardsmith::test

@@ -1,0 +1,95 @@
+// Small models and ranks as threads, for the engine's tests.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <exception>
+#include <functional>
+#include <map>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "comm/thread_world.h"
+#include "family/family.h"
+#include "layout/mesh.h"
+#include "pipeline/stage.h"
+
+namespace shardsmith::test {
+
+inline const char* const kTinyLlama = R"({"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 4,
+  "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48, "vocab_size": 61,
+  "max_position_embeddings": 32, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
+  "tie_word_embeddings": true})";
+inline const char* const kTinyGpt2 = R"({"model_type": "gpt2", "n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 32,
+  "vocab_size": 61, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "resid_pdrop": 0.1,
+  "embd_pdrop": 0.1, "attn_pdrop": 0.1})";
+
+inline FamilyModel family(const char* config) { return describe_model(parse_json(config, "test")); }
+
+using Tensors = std::map<std::string, at::Tensor>;
+
+// The same values for every call with the same model.
+inline Tensors initial_weights(const FamilyModel& model, at::ScalarType dtype = at::kFloat) {
+  Tensors weights;
+  auto generator = at::detail::createCPUGenerator(17);
+  for (const FamilyTensor& tensor : model.tensors) {
+    at::Tensor w = at::randn(tensor.shape, generator, at::TensorOptions().dtype(at::kDouble)).mul_(0.08);
+    if (tensor.pieces[0].name.find("layernorm.weight") != std::string::npos) w.add_(1.0);
+    weights[tensor.hf_name] = w.to(dtype);
+  }
+  return weights;
+}
+
+// This stage's own copies, as leaves.
+inline Tensors local_weights(const FamilyModel& model, const Tensors& all, const Partition& partition, int stage) {
+  Tensors local;
+  for (const size_t i : stage_tensors(model, partition, stage)) {
+    const std::string& name = model.tensors[i].hf_name;
+    local[name] = all.at(name).clone().requires_grad_(true);
+  }
+  return local;
+}
+
+inline std::vector<Inputs> batch(int microbatches, int64_t rows, int64_t sequence, int64_t vocabulary, uint64_t seed) {
+  auto generator = at::detail::createCPUGenerator(seed);
+  std::vector<Inputs> inputs;
+  for (int i = 0; i < microbatches; ++i) {
+    Inputs in;
+    in.input_ids = at::randint(0, vocabulary, {rows, sequence}, generator, at::TensorOptions().dtype(at::kLong));
+    in.labels = in.input_ids;
+    inputs.push_back(in);
+  }
+  return inputs;
+}
+
+// Runs `body(rank)` on one thread a rank; afterwards throws the first rank's exception, if any threw.
+inline void run_ranks(int size, const std::function<void(int)>& body) {
+  std::vector<std::exception_ptr> errors(static_cast<size_t>(size));
+  std::vector<std::thread> threads;
+  for (int r = 0; r < size; ++r)
+    threads.emplace_back([&, r] {
+      try {
+        body(r);
+      } catch (...) {
+        errors[static_cast<size_t>(r)] = std::current_exception();
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  for (const std::exception_ptr& error : errors)
+    if (error) std::rethrow_exception(error);
+}
+
+struct Outcome {
+  std::vector<double> losses;  // by microbatch, of replica 0's last stage
+  Tensors gradients;           // by Hugging Face name, of replica 0
+  double norm = 0;
+};
+
+inline double seconds_since(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+}  // namespace shardsmith::test
