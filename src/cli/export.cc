@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "cli/command_line.h"
 #include "cli/signals.h"
+#include "cli/source.h"
 #include "cli/verbs.h"
 
 namespace shardsmith::cli {
@@ -26,6 +27,7 @@ int run_export(const Arguments& arguments) {
   app.add_flag("--overwrite", options.overwrite, "Replace a folder that is not empty");
   if (!line.parse(arguments)) return 0;
 
+  options.from = given_path(options.from);
   options.to = out.empty() ? out_option : out;
   if (options.to.empty()) fail(ErrorKind::kInvalidArgument, "export: where to? (shardsmith export IN OUT)");
   options.max_shard_size = parse_size(shard_size, "--max-shard-size");

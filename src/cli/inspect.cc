@@ -80,6 +80,39 @@ Value readable(const Value& value, const Index& index, size_t longest) {
   return value;
 }
 
+// Whether a value says nothing but where tensors are: those are listed already.
+bool only_tensors(const Value& value) {
+  if (value.get_if<TensorRef>()) return true;
+  if (const auto* list = value.get_if<List>()) {
+    return !list->empty() && std::all_of(list->begin(), list->end(), only_tensors);
+  }
+  if (const auto* dict = value.get_if<Dict>()) {
+    return !dict->items.empty() && std::all_of(dict->items.begin(), dict->items.end(),
+                                               [](const auto& item) { return only_tensors(item.second); });
+  }
+  return false;
+}
+
+// The value without its branches of tensors.
+Value without_tensors(const Value& value) {
+  if (only_tensors(value)) return {};
+  if (const auto* list = value.get_if<List>()) {
+    List rest;
+    for (const auto& item : *list) {
+      if (!only_tensors(item)) rest.push_back(without_tensors(item));
+    }
+    return rest;
+  }
+  if (const auto* dict = value.get_if<Dict>()) {
+    Dict rest;
+    for (const auto& [key, item] : dict->items) {
+      if (!only_tensors(item)) rest.items.emplace_back(key, without_tensors(item));
+    }
+    return rest;
+  }
+  return value;
+}
+
 void print_totals(const char* title, const Totals& totals) {
   Table table({false, true, true, true});
   for (const auto& [key, total] : totals) {
@@ -197,8 +230,8 @@ void print_human(const std::string& path, const Source& source, bool tensors) {
   }
   print_totals("By element type", sums.by_dtype);
   print_totals("By prefix", sums.by_prefix);
-  if (!empty(index.values))
-    std::cout << "\n" << bold("Values") << "\n" << to_json(readable(index.values, index, 8), 2) << "\n";
+  const Value values = without_tensors(index.values);
+  if (!empty(values)) std::cout << "\n" << bold("Values") << "\n" << to_json(readable(values, index, 8), 2) << "\n";
 }
 
 }  // namespace
@@ -214,6 +247,7 @@ int run_inspect(const Arguments& arguments) {
   line.app().add_option("--filter", filter, "Only tensors whose name contains this");
   line.app().add_flag("--summary", summary, "No list of tensors");
   if (!line.parse(arguments)) return 0;
+  path = given_path(path);
 
   Source source = open_source(local_storage(), path);
   if (!filter.empty()) {

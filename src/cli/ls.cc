@@ -4,6 +4,7 @@
 #include "checkpoint/load.h"
 #include "cli/command_line.h"
 #include "cli/describe.h"
+#include "cli/source.h"
 #include "cli/verbs.h"
 #include "storage/storage.h"
 
@@ -45,10 +46,11 @@ int run_ls(const Arguments& arguments) {
   std::string path = ".";
   line.app().add_option("DIR", path, "A folder of checkpoints")->capture_default_str();
   if (!line.parse(arguments)) return 0;
+  path = given_path(path);
 
   Storage& storage = local_storage();
   const auto stat = storage.stat(path);
-  if (stat.exists && !stat.is_directory && !stat.is_link) {
+  if (stat.exists && !stat.is_directory) {
     fail(ErrorKind::kInvalidArgument, path, ": a file, not a folder of checkpoints (shardsmith inspect ", path, ")");
   }
   if (storage.stat(join(path, kManifestName)).exists) {

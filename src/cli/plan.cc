@@ -4,6 +4,7 @@
 #include "base/error.h"
 #include "cli/command_line.h"
 #include "cli/describe.h"
+#include "cli/source.h"
 #include "cli/verbs.h"
 #include "family/family.h"
 #include "layout/mesh.h"
@@ -49,7 +50,8 @@ struct Options {
   std::string placement = "cluster";
 };
 
-std::string config_path(const std::string& given) {
+std::string config_path(const std::string& path) {
+  const std::string given = given_path(path);
   return local_storage().stat(given).is_directory ? join(given, "config.json") : given;
 }
 

@@ -1,5 +1,7 @@
 #include "cli/source.h"
 
+#include <filesystem>
+
 #include "base/error.h"
 #include "checkpoint/load.h"
 #include "cli/describe.h"
@@ -9,6 +11,15 @@
 #include "format/safetensors.h"
 
 namespace shardsmith::cli {
+
+std::string given_path(const std::string& path) {
+  std::string result = path;
+  while (result.size() > 1 && result.back() == '/') result.pop_back();
+  std::error_code error;
+  if (!std::filesystem::is_symlink(result, error)) return result;
+  const auto target = std::filesystem::canonical(result, error);
+  return error ? result : target.string();
+}
 
 std::string known_format(Storage& storage, const std::string& path) {
   const std::string format = detect_format(storage, path);

@@ -16,6 +16,9 @@ struct Source {
   std::optional<Manifest> manifest;  // of a partial checkpoint
 };
 
+// A path as people give it: links are followed (a Storage follows none), trailing slashes dropped. What isn't there
+// stays as it is.
+std::string given_path(const std::string& path);
 // Throws kCorrupt where there is something that we don't know, with what it may be instead.
 std::string known_format(Storage& storage, const std::string& path);
 Source open_source(Storage& storage, const std::string& path);

@@ -117,6 +117,7 @@ int run_verify(const Arguments& arguments) {
   std::string path;
   line.app().add_option("PATH", path, "A file, a checkpoint, a model folder or a folder of checkpoints")->required();
   if (!line.parse(arguments)) return 0;
+  path = given_path(path);
 
   Storage& storage = local_storage();
   const Progress progress = line.output().progress();

@@ -66,11 +66,9 @@ std::vector<SaveFile> stage_files(const Job& job, int stage, std::deque<std::vec
   require_complete(plan, "make_partial");
   execute(plan, job.logical, destinations, local_storage());
 
-  model.value.set("model", model_dict);
-  Value inner;
-  inner.set("state", state);
-  inner.set("param_groups", List{});
-  optimizer.value.set("optimizer", inner);
+  model.value = model_dict;
+  optimizer.value.set("state", state);
+  optimizer.value.set("param_groups", List{});
   return {{str("model_", stage, "_0.pt"), std::move(model)}, {str("optimizer_", stage, "_0.pt"), std::move(optimizer)}};
 }
 
@@ -81,7 +79,7 @@ void save_rank(const Job& job, const Mesh& mesh, Peers& peers) {
   if (at.rdp == 0) request.files = stage_files(job, at.pp, memory);
   if (peers.rank() == 0) {
     PtContent user;
-    user.value.set("user_content", parse_json(R"({"epoch": 1, "note": "made for a test"})", "make_partial"));
+    user.value = parse_json(R"({"epoch": 1, "note": "made for a test"})", "make_partial");
     request.files.push_back({"user_content.pt", std::move(user)});
   }
   save_partial(local_storage(), peers, request);

@@ -249,6 +249,17 @@ def test_no_colours_outside_of_a_terminal(saved):
 # inspect
 
 
+def test_links_and_slashes_are_followed(saved, llama, tmp_path):
+    (tmp_path / "saved").symlink_to(saved)
+    (tmp_path / "model").symlink_to(llama)
+    assert len(run("ls", f"{tmp_path}/saved/").stdout.splitlines()) == 3
+    run("inspect", tmp_path / "model")
+    run("verify", tmp_path / "saved")
+    run("plan", "--config", f"{tmp_path}/model/")
+    run("export", tmp_path / "saved", f"{tmp_path}/out/")
+    assert_same_weights(llama, tmp_path / "out")
+
+
 def test_inspect_a_partial_checkpoint(saved, llama):
     text = run("inspect", saved / "a_partial").stdout
     assert "partial" in text and "step 20" in text
