@@ -90,7 +90,7 @@ def test_a_stopped_rank_is_ended_after_the_grace():
 def test_signals_are_passed_on_and_exit_codes_come_back(number, code):
     body = """
     signal.signal(signal.SIGTERM, lambda *_: os._exit(143)); signal.signal(signal.SIGINT, lambda *_: os._exit(130))
-    os.write(1, b"ready\\n")
+    os.write(1, b'ready' + bytes([10]))
     time.sleep(60)
     """
     process, _ = start(body)
@@ -101,7 +101,7 @@ def test_signals_are_passed_on_and_exit_codes_come_back(number, code):
 
 
 def test_ranks_that_do_not_end_after_a_signal_are_killed():
-    process, pids = start("signal.signal(signal.SIGTERM, lambda *_: None)\nos.write(1, b"ready\\n")\n"
+    process, pids = start("signal.signal(signal.SIGTERM, lambda *_: None)\nos.write(1, b'ready' + bytes([10]))\n"
                           "while True: time.sleep(1)", stop_grace=0.5)
     for _ in range(2):
         process.stdout.readline()
@@ -111,7 +111,7 @@ def test_ranks_that_do_not_end_after_a_signal_are_killed():
 
 
 def test_ranks_die_with_the_launcher():
-    process, pids = start("os.write(1, b"ready\\n")\ntime.sleep(60)")
+    process, pids = start("os.write(1, b'ready' + bytes([10]))\ntime.sleep(60)")
     for _ in range(2):
         process.stdout.readline()
     process.kill()

@@ -38,7 +38,7 @@ class Launcher:
     ranks: int
     threads: int
     stop_grace: float = 600.0  # after SIGINT or SIGTERM
-    failure_grace: float = 15.0  # for the others after one rank has failed
+    failure_grace: float = 20.0  # for the others after one rank has failed
     environment: dict[str, str] = field(default_factory=dict)
     on_start: Callable[[list[int]], None] | None = None  # process ids by rank; for tests
 

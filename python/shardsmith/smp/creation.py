@@ -71,9 +71,15 @@ def _patch(stack: ExitStack, dtype: torch.dtype | None, delayed: bool) -> None:
             return plain_from_config(cls, config, **kwargs)
         return _weightless(weightless.Source(None, initial=True), plain_from_config, cls, config, kwargs)
 
-    for cls in (PreTrainedModel, _BaseAutoModelClass):
-        stack.enter_context(mock.patch.object(cls, "from_pretrained", classmethod(from_pretrained)))
+    # transformers gives each Auto class a from_pretrained of its own.
+    for cls in (PreTrainedModel, _BaseAutoModelClass, *_subclasses(_BaseAutoModelClass)):
+        if "from_pretrained" in cls.__dict__:
+            stack.enter_context(mock.patch.object(cls, "from_pretrained", classmethod(from_pretrained)))
     stack.enter_context(mock.patch.object(PreTrainedModel, "_from_config", classmethod(from_config)))
+
+
+def _subclasses(cls: type) -> list[type]:
+    return [each for direct in cls.__subclasses__() for each in (direct, *_subclasses(direct))]
 
 
 def _with_dtype(kwargs: dict[str, Any], dtype: torch.dtype | None) -> dict[str, Any]:

@@ -145,7 +145,7 @@ class DistributedModel(nn.Module):
 
         self._stage = _engine.Stage(
             self._config_text, self._first, state.stage, dict(self._local), state.groups["engine_pp"],
-            state.groups["engine_rdp"], state.peers, rank=state.rank, peer_timeout=state.cfg.peer_timeout,
+            state.groups["engine_rdp"], peer_timeout=state.cfg.peer_timeout,
             seed=torch.initial_seed() & (2**63 - 1), bucket_cap_mb=self._bucket_cap_mb)
         if self._needs_sync and state.size > 1:
             self.guarded(self._stage.sync_parameters)
@@ -268,7 +268,9 @@ class DistributedModel(nn.Module):
 
     def finish(self, in_step: bool) -> None:
         """Of a step: gradients are reduced every backward_passes_per_step-th one that went backward."""
-        self._open = False
+        if self._open:
+            self.stage.finish_microbatch(0)
+            self._open = False
         reduce = False
         if in_step and self._backward_seen:
             self._passes += 1
@@ -279,6 +281,7 @@ class DistributedModel(nn.Module):
         """Gradients made outside of a step are reduced here."""
         if self._open:
             self._open = False
+            self.stage.finish_microbatch(0)
             self.guarded(self.stage.finish_step, True)
 
     # The module's own interface, under the user's names.

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from shardsmith._engine import Stage
 
 POLL_SECONDS = 0.2  # how late the main thread may notice a signal
+LEAVE_SECONDS = 2.0  # for the other threads after one has failed
 
 
 class _Worker:
@@ -39,22 +40,38 @@ class _Step:
         self.results: list[Any] = [None] * count
         self.changed = threading.Condition()
         self.running = count
-        self.first: BaseException | None = None
+        self.errors: list[BaseException] = []
 
     def failed(self, error: BaseException) -> None:
-        """The first failure wakes all others at their waiting points; what they raise then is not looked at."""
+        """Wakes the others at their waiting points; they raise an error of kind peer then."""
+        own = not (isinstance(error, Exception) and is_communication_error(error))
         with self.changed:
-            if self.first is not None:
-                return
-            self.first = error
-        if not (isinstance(error, Exception) and is_communication_error(error)):
+            first = not self.errors
+            self.errors.append(error)
+            self.changed.notify_all()
+        if own:
             state.fail(error)
-        self.stage.abort(f"{type(error).__name__}: {error}")
+        if first or own:
+            self.stage.abort(f"{type(error).__name__}: {error}")
 
     def ended(self) -> None:
         with self.changed:
             self.running -= 1
             self.changed.notify_all()
+
+    def wait(self) -> None:
+        with self.changed:
+            while self.running and not self.errors:
+                self.changed.wait(POLL_SECONDS)  # signals are handled in between
+
+    def give_up(self) -> BaseException:
+        """The error that all comes from. Threads that wait for another rank are left behind."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.running == 0, timeout=LEAVE_SECONDS)
+            if self.running:
+                _workers.clear()
+            own = [e for e in self.errors if not (isinstance(e, Exception) and is_communication_error(e))]
+            return (own or self.errors)[0]
 
 
 def run_microbatches(stage: Stage, count: int, call: Callable[[int], Any]) -> list[Any]:
@@ -63,12 +80,11 @@ def run_microbatches(stage: Stage, count: int, call: Callable[[int], Any]) -> li
 
     while len(_workers) < count:
         _workers.append(_Worker(len(_workers)))
-    thread_state = _engine.ThreadState()
     step = _Step(stage, count)
     device = state.device
     stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
 
-    def task(microbatch: int, context: contextvars.Context) -> None:
+    def task(microbatch: int, thread_state: Any, context: contextvars.Context) -> None:
         try:
             with contextlib.ExitStack() as stack:
                 stack.enter_context(thread_state)
@@ -83,16 +99,14 @@ def run_microbatches(stage: Stage, count: int, call: Callable[[int], Any]) -> li
             step.ended()
 
     for microbatch in range(count):
-        _workers[microbatch].tasks.put(lambda mb=microbatch, context=contextvars.copy_context(): task(mb, context))
+        arguments = (microbatch, _engine.ThreadState(), contextvars.copy_context())
+        _workers[microbatch].tasks.put(lambda arguments=arguments: task(*arguments))
     try:
-        with step.changed:
-            while step.running:
-                step.changed.wait(POLL_SECONDS)  # signals are handled in between
+        step.wait()
     except BaseException as error:  # KeyboardInterrupt, or what a signal handler raised
         step.failed(error)
-        with step.changed:
-            step.changed.wait_for(lambda: step.running == 0, timeout=5)
+        step.give_up()
         raise
-    if step.first is not None:
-        raise step.first
+    if step.errors:
+        raise step.give_up()
     return step.results

@@ -133,7 +133,7 @@ class Session:
 
 
 def _explain_seconds(cfg: Config | None) -> float:
-    return min(20.0, cfg.peer_timeout) if cfg is not None else 5.0
+    return min(10.0, cfg.peer_timeout) if cfg is not None else 5.0
 
 
 def is_communication_error(error: BaseException) -> bool:

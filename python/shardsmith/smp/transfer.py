@@ -49,6 +49,22 @@ def _restore(described: tuple[Kind, Any], tensors: Any, own: Any) -> Any:
     return pickle.loads(content) if kind is Kind.VALUE else own
 
 
+# Stage.broadcast describes the tensors of one call in a header of fixed size.
+_BATCH = 24
+
+
+def _broadcast(stage: Stage, content: Any, tensors: list[torch.Tensor], root: int) -> tuple[Any, list[torch.Tensor]]:
+    """Picklable content and any number of tensors from one stage to all."""
+    message = []
+    if state.stage == root:
+        message = [bytes_tensor(pickle.dumps((content, len(tensors)))), *tensors[:_BATCH]]
+    first, *received = stage.broadcast(message, root=root)
+    content, count = pickle.loads(tensor_bytes(first))
+    for begin in range(_BATCH, count, _BATCH):
+        received += stage.broadcast(tensors[begin:begin + _BATCH] if state.stage == root else [], root=root)
+    return content, received
+
+
 def share_arguments(stage: Stage, bound: inspect.BoundArguments, several: bool) -> dict[str, Any]:
     """The arguments by name: stage 0's on every stage. The others' are looked at only for objects that don't travel."""
     if not several:
@@ -59,11 +75,10 @@ def share_arguments(stage: Stage, bound: inspect.BoundArguments, several: bool) 
         for name, value in bound.arguments.items():
             leaves, spec = flatten(value)
             entries.append((name, spec, [_describe(leaf, tensors) for leaf in leaves]))
-    received = stage.broadcast([bytes_tensor(pickle.dumps(entries)), *tensors], root=0)
+    entries, received = _broadcast(stage, entries, tensors, root=0)
     if state.stage == 0:
         return dict(bound.arguments)
-    entries = pickle.loads(tensor_bytes(received[0]))
-    rest = iter(received[1:])
+    rest = iter(received)
     arguments = {}
     for name, spec, described in entries:
         own_value = bound.arguments.get(name)
@@ -125,15 +140,13 @@ def share_results(stage: Stage, leaves: list[list[Any]], spec: Any, own: list[An
     """The last stage's results on every stage. `own`: what this stage's microbatches returned."""
     last = state.stages - 1
     tensors: list[torch.Tensor] = []
-    message: list[torch.Tensor] = []
+    content = None
     if state.stage == last:
-        described = [[_describe(value, tensors) for value in values] for values in leaves]
-        message = [bytes_tensor(pickle.dumps((described, spec))), *tensors]
-    received = stage.broadcast(message, root=last)
+        content = [[_describe(value, tensors) for value in values] for values in leaves], spec
+    (described, spec), received = _broadcast(stage, content, tensors, root=last)
     if state.stage == last:
         return leaves, spec
-    described, spec = pickle.loads(tensor_bytes(received[0]))
-    rest = iter(received[1:])
+    rest = iter(received)
     mine: list[list[Any]] | None = None
     if any(kind is Kind.OWN for values in described for kind, _ in values):
         flat = [flatten(result) for result in own]
