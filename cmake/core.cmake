@@ -26,6 +26,9 @@ if(SHARDSMITH_TESTS)
     target_link_libraries(core_test PRIVATE shardsmith_core shardsmith_warnings GTest::gtest GTest::gmock GTest::gtest_main ZLIB::ZLIB)
     add_test(NAME core COMMAND core_test)
   endif()
+  # The door through which tests/python/test_formats.py reaches the formats.
+  add_executable(format_tool tests/core/tools/format_tool.cc)
+  target_link_libraries(format_tool PRIVATE shardsmith_core shardsmith_warnings)
   # Makes checkpoints for the Python tests of the command line.
   add_executable(make_partial tests/cli/make_partial.cc)
   target_link_libraries(make_partial PRIVATE shardsmith_core shardsmith_warnings)

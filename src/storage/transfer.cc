@@ -249,9 +249,14 @@ class Transfer {
     const uint64_t begin = block * sums.block_size, end = begin + sums.block_size;
     std::set<std::string> names;
     for (const Read& read : plan_.reads) {
-      if (read.file != file || read.offset >= end || read.offset + read.length <= begin) continue;
-      for (const Copy& copy : read.copies)
-        if (copy.tensor < index_.tensors.size() && names.size() < 3) names.insert(index_.tensors[copy.tensor].name);
+      if (read.file != file || read.inflated != 0) continue;
+      for (const Copy& copy : read.copies) {
+        uint64_t last = read.offset + copy.source + static_cast<uint64_t>(size_of(copy.from));
+        for (size_t d = 0; d < copy.extent.size(); ++d)
+          last += static_cast<uint64_t>((copy.extent[d] - 1) * copy.source_step[d]);
+        if (read.offset + copy.source < end && last > begin && copy.tensor < index_.tensors.size() && names.size() < 8)
+          names.insert(index_.tensors[copy.tensor].name);
+      }
     }
     std::string list;
     for (const std::string& name : names) list += (list.empty() ? "'" : ", '") + name + "'";
