@@ -86,7 +86,7 @@ int report(ErrorKind kind, int code, const std::string& message, bool json) {
     object.set("error", error);
     std::cout << to_json(object, 2) << "\n";
   }
-  std::cerr << "shardsmith: " << printable(message) << "\n";
+  std::cerr << "shardsmith: error: " << printable(message) << "\n";
   return code;
 }
 

@@ -48,3 +48,12 @@ def test_links_between_documents_lead_somewhere():
     for document in DOCUMENTS:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text(encoding="utf-8")):
             assert (document.parent / target).exists(), f"{document}: {target}"
+
+
+def test_every_option_of_finetune_is_documented():
+    from shardsmith.finetune.config import FinetuneConfig
+
+    text = (ROOT / "docs/finetune.md").read_text(encoding="utf-8")
+    for name, field in FinetuneConfig.model_fields.items():
+        option = "--" + (field.alias or name).replace("_", "-")
+        assert f"| `{option}` |" in text, option
