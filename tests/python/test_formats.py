@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import pickle
+import re
 import subprocess
 import zipfile
 import zlib
@@ -273,6 +274,25 @@ def test_sharded_folders_are_read(tmp_path, safe):
     for shard in shards:
         for name, tensor in shard.items():
             assert_same(ours[name], tensor)
+
+
+def dumped(document):
+    """The bytes of the hexadecimal dump in a document."""
+    lines = (ROOT / "docs" / "formats" / document).read_text().splitlines()
+    rows = [m for line in lines if (m := re.fullmatch(r"([0-9a-f]{8}): ((?:[0-9a-f]{2,4} ?)+) .*", line))]
+    data = b"".join(bytes.fromhex(m[2].replace(" ", "")) for m in rows)
+    assert len(rows) > 5 and int(rows[-1][1], 16) == (len(data) - 1) // 16 * 16
+    return data
+
+
+def test_the_documents_examples_are_what_is_written(tmp_path):
+    torch.save({"w": torch.arange(6.0).reshape(2, 3), "step": 7}, tmp_path / "m.pt")
+    tool("copy", tmp_path / "m.pt", tmp_path / "ours.pt")
+    assert (tmp_path / "ours.pt").read_bytes() == dumped("pt.md")
+    tensors = {"w": torch.arange(6.0).reshape(2, 3), "b": torch.tensor([1.0, 2.0], dtype=torch.bfloat16)}
+    safetensors.torch.save_file(tensors, tmp_path / "m.safetensors", {"format": "pt"})
+    tool("safetensors", tmp_path / "m.safetensors", tmp_path / "ours.safetensors")
+    assert (tmp_path / "ours.safetensors").read_bytes() == dumped("safetensors.md")
 
 
 def microformer():
