@@ -177,6 +177,24 @@ Index read_partial(Storage& storage, const std::string& folder, const Manifest& 
   return whole;
 }
 
+std::string tail_digest(Storage& storage, const std::string& path) {
+  const PtRecord record = read_pt_record(storage, path);
+  const auto file = storage.open_read(path);
+  const uint64_t begin = record.checksums ? record.checksums->covered : 0;
+  std::vector<std::byte> buffer(1 << 20);
+  uint32_t crc = 0;
+  for (uint64_t at = begin; at < file->size();) {
+    const std::span<std::byte> bytes(buffer.data(),
+                                     static_cast<size_t>(std::min<uint64_t>(buffer.size(), file->size() - at)));
+    file->read(at, bytes);
+    crc = crc32(bytes, crc);
+    at += bytes.size();
+  }
+  std::string hex(8, '0');
+  for (size_t i = 8; i-- > 0; crc >>= 4) hex[i] = "0123456789abcdef"[crc & 15];
+  return hex;
+}
+
 std::vector<std::string> verify_partial(Storage& storage, const std::string& folder, const Manifest& manifest,
                                         const Progress& progress) {
   std::vector<std::string> damage;
@@ -199,6 +217,10 @@ std::vector<std::string> verify_partial(Storage& storage, const std::string& fol
       }
       if (record.checksums) {
         verify_blocks(storage, path, *record.checksums, index ? &*index : nullptr, damage, advance);
+        if (tail_digest(storage, path) != file.tail) {
+          damage.push_back(str(path, ": bytes ", record.checksums->covered, " to ", file.size,
+                               " (slice list, checksums and directory) don't match the manifest"));
+        }
         advance(file.size - record.checksums->covered);
       }
     } catch (const Error& e) {

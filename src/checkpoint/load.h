@@ -41,6 +41,9 @@ std::optional<Found> find_checkpoint(Storage& storage, const std::string& path, 
 // "user_content": ...} Checks sizes, digests and that the slices cover each tensor once. kCorrupt otherwise.
 Index read_partial(Storage& storage, const std::string& folder, const Manifest& manifest);
 
+// ManifestFile::tail of a file as it is now.
+std::string tail_digest(Storage& storage, const std::string& path);
+
 // Full verification: every block of every file against its checksum. Returns one line per damage found
 // (naming file, block range and the tensors it touches); empty = sound.
 std::vector<std::string> verify_partial(Storage& storage, const std::string& folder, const Manifest& manifest,

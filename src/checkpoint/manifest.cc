@@ -87,6 +87,7 @@ std::string to_json_text(const Manifest& m) {
     entry.set("name", file.name);
     entry.set("size", static_cast<int64_t>(file.size));
     entry.set("digest", file.digest);
+    entry.set("tail", file.tail);
     files.push_back(std::move(entry));
   }
   json.set("files", std::move(files));
@@ -132,6 +133,7 @@ Manifest read_manifest(Storage& storage, const std::string& folder) {
     if (!names.insert(f.name).second) file.wrong("name", "each file once");
     f.size = static_cast<uint64_t>(file.integer("size", 0, INT64_MAX));
     f.digest = file.text("digest");
+    f.tail = file.text("tail");
     m.files.push_back(std::move(f));
   }
   return m;

@@ -18,7 +18,9 @@ inline constexpr const char* kManifestName = "manifest.json";
 struct ManifestFile {
   std::string name;  // inside the folder
   uint64_t size = 0;
-  std::string digest;  // of the file's extra record
+  std::string digest;  // of the file's extra record, which covers all bytes before it
+  std::string
+      tail;  // CRC-32 in hex of the bytes that the extra record's blocks don't cover, itself and the zip directory
 };
 
 struct Manifest {

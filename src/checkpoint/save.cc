@@ -140,6 +140,7 @@ Value write_files(Storage& storage, const SaveRequest& request, const std::strin
     entry.set("name", file.name);
     entry.set("size", static_cast<int64_t>(result.size));
     entry.set("digest", result.digest);
+    entry.set("tail", tail_digest(storage, join(folder, file.name)));
     written.push_back(std::move(entry));
     done += bytes_of(file);
     if (request.progress) request.progress({"write", done, total, "bytes"});
@@ -153,7 +154,7 @@ std::vector<ManifestFile> files_of(const std::vector<Value>& answers) {
     for (const Value& entry : *answer.get_if<List>()) {
       files.push_back({*entry.find("name")->get_if<std::string>(),
                        static_cast<uint64_t>(*entry.find("size")->get_if<int64_t>()),
-                       *entry.find("digest")->get_if<std::string>()});
+                       *entry.find("digest")->get_if<std::string>(), *entry.find("tail")->get_if<std::string>()});
     }
   }
   return files;
