@@ -7,11 +7,8 @@
 #include <optional>
 
 #include "comm/store_peers.h"
-#include "errors.h"
+#include "../errors.h"
 #include "pipeline/stage.h"
-
-// torch binds these with intrusive_ptr as holder; so do we.
-PYBIND11_DECLARE_HOLDER_TYPE(T, c10::intrusive_ptr<T>, true)
 
 namespace py = pybind11;
 
