@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import os
+import random
 import resource
 import signal
 import sys
@@ -101,10 +102,12 @@ class Run:
 
     # Model.
     def build(self) -> None:
+        import numpy
         from transformers import AutoModelForCausalLM
 
         torch, smp, config = self.torch, self.smp, self.config
-        torch.manual_seed(config.seed)
+        for seed in (torch.manual_seed, random.seed, numpy.random.seed):
+            seed(config.seed)
         with smp.model_creation(dtype=torch.float32):
             model = AutoModelForCausalLM.from_pretrained(config.model)
         accumulation = self.plan.accumulation

@@ -239,7 +239,7 @@ def _resume_partial(found: dict[str, Any], load_optimizer: bool) -> Any:
     folder, manifest = found["folder"], found["manifest"]
     same_layout = all(manifest[key] == value for key, value in (
         ("world_size", state.size), ("pp", state.mesh.pp_size), ("tp", state.mesh.tp_size), ("rdp", state.mesh.rdp_size)))
-    names = {file["name"] for file in manifest["files"]}
+    names = set(os.listdir(folder))
 
     def read() -> Any:
         index = _core.read_partial(folder)

@@ -42,7 +42,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         state.optimizer = self
         if state.model is not None and state.model._local:
             self.drop_foreign_parameters()
-            weights.load_pending_optimizer()
+        weights.load_pending_optimizer()
 
     # What passes through.
     @property
@@ -189,10 +189,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
             else:
                 states[logical][key] = value
 
-    def read_state(self, pending: weights.Pending) -> None:
-        """Restores options and state from a checkpoint, also where the state does not exist yet."""
-        index = pending.index
-        files = index.values["optimizer"]
+    def read_options(self, pending: weights.Pending) -> None:
+        """Learning rate and the like, as soon as a checkpoint is asked for: scripts go on to write their own."""
+        files = pending.index.values["optimizer"]
+        pending.options_done = True
         if not files:
             logger.warning("%s has no optimizer state: it begins anew", pending.where)
             return
@@ -201,6 +201,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise Error("invalid_argument", f"{pending.where} holds the state of {saved['class']}, this optimizer is "
                                             f"{type(self.optimizer).__name__}: use load_optimizer=False to begin anew")
         self._restore_options(saved["param_groups"], pending.where)
+
+    def read_state(self, pending: weights.Pending) -> None:
+        """Once the partition is there; also where the state does not exist yet."""
+        index = pending.index
+        files = index.values["optimizer"]
+        if not files:
+            return
         plain: dict[str, dict[str, Any]] = {}
         for file in files:
             plain |= file["state"]

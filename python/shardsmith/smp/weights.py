@@ -27,6 +27,7 @@ class Pending:
         self.strict = strict
         self.model_done = False
         self.optimizer_done = not load_optimizer
+        self.options_done = not load_optimizer
 
 
 def load_model(model: DistributedModel, pending: Pending | None) -> bool:
@@ -79,8 +80,10 @@ def read_parameters(model: DistributedModel, pending: Pending) -> None:
 
 
 def load_pending_optimizer() -> None:
-    """Once model, partition and optimizer are there."""
+    """Options once there is an optimizer, state once the partition is there too."""
     pending, optimizer, model = state.pending, state.optimizer, state.model
+    if pending is not None and optimizer is not None and not pending.options_done:
+        optimizer.read_options(pending)
     if pending is None or pending.optimizer_done or optimizer is None or model is None or not model._local:
         return
     state.together(lambda: optimizer.read_state(pending))

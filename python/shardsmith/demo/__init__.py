@@ -1,0 +1,1 @@
+"""`make demo`: fine-tunes a small pretrained model over two stages, is killed, resumes, exports."""
