@@ -1,0 +1,189 @@
+// The pickle machine: what pickle_read.cc (operations) and pickle_calls.cc (calls, tensors) share.
+//
+// Objects live in an arena and refer to each other by number, so that shared and cyclic references cost nothing while
+// reading; at the end the root is copied out into a Value, within limits. A reference into the arena is dead after
+// make().
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "base/error.h"
+#include "format/bytes.h"
+#include "format/pickle.h"
+#include "format/pickle_names.h"
+
+namespace shardsmith::pickle {
+
+using Id = uint32_t;
+
+enum class Kind : uint8_t { kScalar, kList, kTuple, kDict, kSet, kGlobal, kStorage, kTensor, kOpaque };
+
+struct Node {
+  Kind kind = Kind::kScalar;
+  std::vector<Id> items;                                // a dict's keys and values in turn
+  Value scalar;                                         // kScalar; kGlobal, kOpaque: the full name
+  PickleGlobal global{PickleName::kClass, Dtype::kU8};  // kGlobal
+  size_t index = 0;                                     // of a storage or a tensor
+  Dtype dtype = Dtype::kU8;                             // of a storage
+};
+
+class Machine {
+ public:
+  Machine(std::string_view bytes, std::string_view where, const PickleLimits& limits)
+      : bytes_(bytes), where_(where), limits_(limits) {
+    none_ = make_scalar(Value());
+    true_ = make_scalar(Value(true));
+    false_ = make_scalar(Value(false));
+    empty_tuple_ = make(Kind::kTuple);
+  }
+
+  Pickled run();
+
+ private:
+  template <typename... Args>
+  [[noreturn]] void bad(const Args&... why) const {
+    fail(ErrorKind::kCorrupt, where_, ": ", why..., " (byte ", at_, " of the pickle)");
+  }
+  [[noreturn]] void forbidden(std::string_view module, std::string_view name) const {
+    bad("forbidden: it asks for '", printable(module), ".", printable(name),
+        "', which is not among the names that a checkpoint may hold; nothing was executed");
+  }
+  static std::string printable(std::string_view text) {
+    std::string out;
+    for (char c : text.substr(0, 200)) out += c >= 0x20 && c < 0x7f ? c : '?';
+    return out;
+  }
+
+  std::string_view take(uint64_t n) {
+    if (n > bytes_.size() - at_) bad("truncated: ", n, " more bytes expected");
+    const std::string_view out = bytes_.substr(at_, n);
+    at_ += n;
+    return out;
+  }
+  template <typename T>
+  T number() {
+    return get_le<T>(take(sizeof(T)), 0);
+  }
+  std::string_view line() {
+    const size_t end = bytes_.find('\n', at_);
+    if (end == std::string_view::npos) bad("truncated: a name without an end");
+    const std::string_view out = bytes_.substr(at_, end - at_);
+    at_ = end + 1;
+    return out;
+  }
+
+  // Work that a short pickle could ask for again and again: copying what it has made once.
+  void charge(uint64_t items) {
+    charged_ += items;
+    if (charged_ > 4 * limits_.objects) bad("copies more than ", 4 * limits_.objects, " objects");
+  }
+
+  Id make(Kind kind) {
+    if (nodes_.size() >= limits_.objects) bad("more than ", limits_.objects, " objects");
+    nodes_.emplace_back();
+    nodes_.back().kind = kind;
+    return static_cast<Id>(nodes_.size() - 1);
+  }
+  Id make_scalar(Value value) {
+    const Id id = make(Kind::kScalar);
+    nodes_[id].scalar = std::move(value);
+    return id;
+  }
+  Id make_tuple(std::vector<Id> items) {
+    if (items.empty()) return empty_tuple_;
+    const Id id = make(Kind::kTuple);
+    nodes_[id].items = std::move(items);
+    return id;
+  }
+
+  void push(Id id) { stack_.push_back(id); }
+  size_t floor() const { return marks_.empty() ? 0 : marks_.back(); }
+  Id pop() {
+    if (stack_.size() <= floor()) bad("its stack is empty where an object is needed");
+    const Id id = stack_.back();
+    stack_.pop_back();
+    return id;
+  }
+  Node& top() {
+    if (stack_.size() <= floor()) bad("its stack is empty where an object is needed");
+    return nodes_[stack_.back()];
+  }
+  std::vector<Id> pop_mark() {
+    if (marks_.empty()) bad("an end without a mark");
+    std::vector<Id> items(stack_.begin() + marks_.back(), stack_.end());
+    stack_.resize(marks_.back());
+    marks_.pop_back();
+    return items;
+  }
+  void push_text(std::string_view text) { push(make_scalar(Value(std::string(text)))); }
+  void push_bytes(std::string_view data) { push(make_scalar(Value(Bytes{std::string(data)}))); }
+
+  void put(uint32_t slot) { memo_[slot] = (top(), stack_.back()); }
+  void get(uint32_t slot) {
+    const auto found = memo_.find(slot);
+    if (found == memo_.end()) bad("refers to object ", slot, ", which it has not made");
+    push(found->second);
+  }
+
+  void push_long(std::string_view data);
+  void push_global(std::string_view module, std::string_view name);
+
+  void append(std::vector<Id> items) {
+    Node& list = top();
+    if (list.kind != Kind::kList) bad("appends to something that is no list");
+    list.items.insert(list.items.end(), items.begin(), items.end());
+  }
+  void set_items(const std::vector<Id>& items) {
+    Node& dict = top();
+    if (dict.kind != Kind::kDict) bad("sets an item of something that is no dict");
+    if (items.size() % 2) bad("a key without a value");
+    dict.items.insert(dict.items.end(), items.begin(), items.end());
+  }
+
+  void step(unsigned char op);
+  void reduce();
+  void persistent();
+  void add_tensor(PickledTensor tensor, const Node& storage);
+  void rebuild(PickleName name, const std::vector<Id>& args);
+
+  const Node& node(Id id) const { return nodes_[id]; }
+  const std::string* text(Id id) const { return node(id).scalar.get_if<std::string>(); }
+  int64_t integer(Id id, const char* what) const {
+    const int64_t* value = node(id).kind == Kind::kScalar ? node(id).scalar.get_if<int64_t>() : nullptr;
+    if (!value) bad(what, " is not an integer");
+    return *value;
+  }
+  std::vector<int64_t> integers(Id id, const char* what) const {
+    if (node(id).kind != Kind::kTuple && node(id).kind != Kind::kList) bad(what, " is no tuple");
+    if (node(id).items.size() > 64) bad(what, " has ", node(id).items.size(), " dimensions");
+    std::vector<int64_t> out;
+    for (Id item : node(id).items) out.push_back(integer(item, what));
+    return out;
+  }
+
+  List values_of(const std::vector<Id>& ids, size_t depth) {
+    List out;
+    out.reserve(ids.size());
+    for (Id id : ids) out.push_back(value_of(id, depth));
+    return out;
+  }
+  Value value_of(Id id, size_t depth);
+
+  std::string_view bytes_, where_;
+  const PickleLimits& limits_;
+  size_t at_ = 0;
+  std::vector<Node> nodes_;
+  std::vector<Id> stack_;
+  std::vector<size_t> marks_;
+  std::unordered_map<uint32_t, Id> memo_;
+  std::unordered_map<std::string, size_t> storages_;
+  Id none_, true_, false_, empty_tuple_;
+  uint64_t copied_ = 0, charged_ = 0;
+  Pickled result_;
+};
+
+}  // namespace shardsmith::pickle
