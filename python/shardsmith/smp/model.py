@@ -84,6 +84,7 @@ class DistributedModel(nn.Module):
         self._local: dict[str, nn.Parameter] = {}
         self._open = False  # a forward outside of a step has begun
         self._backward_seen = False
+        self._went_backward: set[int] = set()
         self._passes = 0
         self._post_partition_hooks: list[Any] = []
         self._post_step_hooks: list[Any] = []
@@ -177,13 +178,16 @@ class DistributedModel(nn.Module):
             self._begin_alone(len(inputs["input_ids"]))
             microbatch = 0
         entries = self.stage.forward(microbatch, inputs)
-        stage, last = self.stage, state.stage == state.stages - 1
+        stage, last, number = self.stage, state.stage == state.stages - 1, state.step_calls
 
         def fetch() -> torch.Tensor:
             if not last:
                 raise Error("unsupported", "the model's logits are on the last stage only: pass labels= for the loss, or "
                                            "return the output from the step function, which brings it to every stage",
                             state.rank)
+            if number != state.step_calls or microbatch in self._went_backward:
+                raise Error("unsupported", "the model's logits are gone after model.backward(...) and after the step: read "
+                                           "them before, or return the loss alone", state.rank)
             return stage.logits(microbatch)
 
         output = ModelOutput(dict(entries), fetch)
@@ -244,6 +248,7 @@ class DistributedModel(nn.Module):
         elif self.average_grads_across_microbatches:
             scale = 1.0 / state.cfg.microbatches
         self._backward_seen = True
+        self._went_backward.add(microbatch)
         self.stage.backward(microbatch, tensors if last else None, scale)
 
     def _need_one_stage(self, what: str) -> None:
@@ -262,6 +267,7 @@ class DistributedModel(nn.Module):
         if self._open:
             self.finish(False)
         self._backward_seen = False
+        self._went_backward.clear()
         self.stage.begin_step(state.step_calls, microbatches, torch.is_grad_enabled(), self.module.training,
                               state.group_rank("rdp") * rows)
         state.step_calls += 1

@@ -1,6 +1,7 @@
 """The session: configuration, mesh, groups, and what a script makes of them. One a process, in `state`."""
 from __future__ import annotations
 
+import contextlib
 import datetime
 import enum
 import logging
@@ -123,6 +124,10 @@ class Session:
             failure = error
         text = b"" if failure is None else f"{getattr(failure, 'kind', 'io')}\0{failure}".encode()
         answers = self.exchange(text)
+        if any(answers):
+            # Nobody leaves, and takes the store along, before all have read who failed.
+            with contextlib.suppress(Error):
+                self.exchange(b"", 5.0)
         if failure is not None:
             raise failure
         for rank, answer in enumerate(answers):

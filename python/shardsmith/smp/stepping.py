@@ -84,7 +84,7 @@ def _model() -> DistributedModel:
 def _run(model: DistributedModel, function: Callable[..., Any], bound: inspect.BoundArguments,
          rules: transfer.SplitRules, detach: bool) -> Any:
     microbatches = state.cfg.microbatches
-    several = state.stages > 1
+    several, last = state.stages > 1, state.stage == state.stages - 1
     try:
         arguments = transfer.share_arguments(model.stage, bound, several)
         split = [transfer.microbatch_arguments(arguments, rules, microbatches, mb) for mb in range(microbatches)]
@@ -93,7 +93,9 @@ def _run(model: DistributedModel, function: Callable[..., Any], bound: inspect.B
             token = current_microbatch.set(microbatch)
             try:
                 own = inspect.BoundArguments(bound.signature, split[microbatch])
-                return function(*own.args, **own.kwargs)
+                result = function(*own.args, **own.kwargs)
+                # Taken apart here, while the microbatch's logits are still to be had.
+                return flatten(result) if last else result
             except Exception as error:
                 if hasattr(error, "add_note"):
                     error.add_note(f"in microbatch {microbatch} on rank {state.rank}, stage {state.stage}")
@@ -110,7 +112,7 @@ def _run(model: DistributedModel, function: Callable[..., Any], bound: inspect.B
                 results.append(call(microbatch))
                 model.stage.finish_microbatch(microbatch)
         model.finish(in_step=True)
-        leaves, spec = _collect(results if state.stage == state.stages - 1 else None, detach, several)
+        leaves, spec = _collect(results, detach, several) if last else ([], None)
         if several:
             leaves, spec = transfer.share_results(model.stage, leaves, spec, results)
     except BaseException as error:
@@ -122,11 +124,8 @@ def _run(model: DistributedModel, function: Callable[..., Any], bound: inspect.B
     return unflatten(spec, [_merged(values) for values in leaves])
 
 
-def _collect(results: list[Any] | None, detach: bool, several: bool) -> tuple[list[list[Any]], Any]:
+def _collect(flat: list[Any], detach: bool, several: bool) -> tuple[list[list[Any]], Any]:
     """What the microbatches returned, leaf by leaf: (values by microbatch of each leaf, specification)."""
-    if results is None:
-        return [], None
-    flat = [flatten(result) for result in results]
     spec = flat[0][1]
     for microbatch, (_, other) in enumerate(flat):
         if other != spec:
