@@ -23,8 +23,15 @@ Index read_weights(Storage& storage, const std::string& path) {
   return is_safetensors(storage, path) ? read_safetensors(storage, path) : read_pt(storage, path);
 }
 
+// Hugging Face's cache keeps a revision as links: snapshots/{revision}/{name} -> ../../blobs/{digest}.
+bool is_cache_link(const std::string& target) {
+  constexpr std::string_view kBlobs = "../../blobs/";
+  if (!target.starts_with(kBlobs) || target.size() == kBlobs.size()) return false;
+  return target.find_first_not_of("0123456789abcdef", kBlobs.size()) == std::string::npos;
+}
+
 // A file's name in a weight map comes from the file's author: it must be a bare name of a file in this folder, and no
-// link, which may lead anywhere.
+// link, which may lead anywhere, but for the cache's own.
 void check_name(Storage& storage, const std::string& index_path, const std::string& directory,
                 const std::string& name) {
   if (name.empty() || name == "." || name == ".." || name.find('/') != std::string::npos ||
@@ -32,7 +39,7 @@ void check_name(Storage& storage, const std::string& index_path, const std::stri
     fail(ErrorKind::kCorrupt, index_path, ": refused: its weight map names the file '", name,
          "', which is not a plain name in this folder");
   const Stat stat = storage.stat(join(directory, name));
-  if (stat.is_link)
+  if (stat.is_link && !is_cache_link(storage.read_link(join(directory, name))))
     fail(ErrorKind::kCorrupt, index_path, ": refused: '", name, "' is a link; put the file itself into the folder");
   if (stat.is_directory) fail(ErrorKind::kCorrupt, index_path, ": '", name, "' is a folder, not a file of weights");
 }

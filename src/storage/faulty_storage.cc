@@ -134,6 +134,7 @@ std::unique_ptr<WriteFile> FaultyStorage::create(const std::string& path, Access
 }
 
 Stat FaultyStorage::stat(const std::string& path) { return state_->base.stat(path); }
+std::string FaultyStorage::read_link(const std::string& path) { return state_->base.read_link(path); }
 
 std::vector<std::string> FaultyStorage::list(const std::string& directory) { return state_->base.list(directory); }
 

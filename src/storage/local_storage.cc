@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <climits>
 #include <cstdio>
 #include <cstring>
 #include <utility>
@@ -206,6 +207,14 @@ class LocalStorage final : public Storage {
     result.is_link = S_ISLNK(info.st_mode);
     result.size = info.st_size;
     return result;
+  }
+
+  std::string read_link(const std::string& path) override {
+    std::string target(PATH_MAX, '\0');
+    const ssize_t length = ::readlink(path.c_str(), target.data(), target.size());
+    if (length < 0) fail_errno("reading the link", path, errno);
+    target.resize(static_cast<size_t>(length));
+    return target;
   }
 
   std::vector<std::string> list(const std::string& directory) override {

@@ -69,6 +69,8 @@ class Storage {
   virtual std::unique_ptr<WriteFile> create(const std::string& path, Access access = Access::kBuffered,
                                             uint64_t size_hint = 0) = 0;
   virtual Stat stat(const std::string& path) = 0;  // follows no link; a missing path is not an error
+  // What a link says, as it stands in it; "" where there are no links.
+  virtual std::string read_link(const std::string& /*path*/) { return ""; }
   virtual std::vector<std::string> list(const std::string& directory) = 0;  // names, sorted; no "." and ".."
   virtual void make_directory(const std::string& path) = 0;  // parents too; an existing directory is success
   virtual void rename(const std::string& from, const std::string& to) = 0;  // replaces a file atomically

@@ -73,6 +73,25 @@ TEST_F(Hf, PathsOutOfTheFolderAreRefusedUnopened) {
   }
 }
 
+// As huggingface_hub lays out a revision: links into the repository's own blobs, and no other links.
+TEST_F(Hf, ARevisionInTheCacheIsRead) {
+  const std::string snapshot = folder_ / "snapshots/abc", blobs = folder_ / "blobs";
+  for (const std::string& made : {snapshot, blobs}) local_storage().make_directory(made);
+  tensors("blobs/0123abc", {"a"});
+  std::filesystem::create_symlink("../../blobs/0123abc", snapshot + "/s1");
+  put_file(snapshot + "/config.json", "{}");
+  put_file(snapshot + "/model.safetensors.index.json", R"({"weight_map": {"a": "s1"}})");
+  EXPECT_EQ(read_tensor<float>(read_hf(local_storage(), snapshot), "a"), values_);
+  std::filesystem::remove(snapshot + "/s1");
+  std::filesystem::create_symlink("../../blobs/../secret", snapshot + "/s1");
+  try {
+    read_hf(local_storage(), snapshot);
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_THAT(e.what(), HasSubstr("refused"));
+  }
+}
+
 TEST_F(Hf, AllMissingShardsAreListed) {
   tensors("s1", {"a"});
   map(R"({"a":"s1","b":"s2","c":"s3"})");
