@@ -106,6 +106,8 @@ class DistributedModel(nn.Module):
         """Decides which layers are whose, and reads this rank's weights. At the first step, called by step itself."""
         if self.partitioned:
             return
+        # Rank 0's seed is everybody's, so that initial weights don't depend on the layout.
+        self._seed = int(state.exchange(str(torch.initial_seed()).encode())[0])
         state.together(self._partition)
         self._make_stage()
         self.partitioned = True
@@ -147,7 +149,7 @@ class DistributedModel(nn.Module):
         self._stage = _engine.Stage(
             self._config_text, self._first, state.stage, dict(self._local), state.groups["engine_pp"],
             state.groups["engine_rdp"], peer_timeout=state.cfg.peer_timeout,
-            seed=torch.initial_seed() & (2**63 - 1), bucket_cap_mb=self._bucket_cap_mb)
+            seed=self._seed & (2**63 - 1), bucket_cap_mb=self._bucket_cap_mb)
         if self._needs_sync and state.size > 1:
             self.guarded(self._stage.sync_parameters)
 

@@ -84,7 +84,7 @@ def resolve_hf(names: set[str], hf_name: str, tied: list[str]) -> str:
     raise Error("corrupt", f"tensor {hf_name} is missing")
 
 
-def initialize(hf_name: str, tensor: torch.Tensor, seed: int, description: dict[str, Any]) -> None:
+def initialize(hf_name: str, tensor: torch.Tensor, seed: int, config: dict[str, Any]) -> None:
     """Initial weights as transformers' families have them; a function of (seed, name, index), so that every layout
     begins with the same."""
     with torch.no_grad():
@@ -94,9 +94,9 @@ def initialize(hf_name: str, tensor: torch.Tensor, seed: int, description: dict[
         if tensor.dim() == 1:  # norms
             tensor.fill_(1)
             return
-        deviation = description["initializer_range"]
-        if description["model_type"] == "gpt2" and hf_name.endswith("c_proj.weight"):
-            deviation /= math.sqrt(2 * description["num_layers"])
+        deviation = config.get("initializer_range", 0.02)
+        if config["model_type"] == "gpt2" and hf_name.endswith("c_proj.weight"):
+            deviation /= math.sqrt(2 * config["n_layer"])
         digest = hashlib.sha256(f"{seed}/{hf_name}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
         if tensor.device.type == "cpu":

@@ -1,9 +1,8 @@
 """Reads weights and optimizer state into a partition that has just been made."""
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from shardsmith.errors import Error
 from shardsmith.smp import weightless
@@ -47,9 +46,9 @@ def load_model(model: DistributedModel, pending: Pending | None) -> bool:
         index = _core.read_hf_logical(source.folder, model._model)
         read_parameters(model, Pending(source.folder, index, logical=True))
         return False
-    seeds = state.exchange(str(torch.initial_seed()).encode())
+    config = json.loads(model._config_text)
     for name, param in model._local.items():
-        initialize(name, param, int(seeds[0]), model._model.description)
+        initialize(name, param, model._seed, config)
     return False
 
 
