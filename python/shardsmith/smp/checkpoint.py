@@ -76,7 +76,7 @@ def save_checkpoint(path: Any, tag: Any, partial: bool = True, model: Distribute
         "first": list(state.model._first) if state.model is not None and state.model._first else [],
         "model_config": _config_text(model) if model is not None else "", "hf": hf,
     }
-    exchange = None if state.size == 1 else state.peers.exchange
+    exchange = None if state.size == 1 else state.exchange
     result = _core.save_partial(path, tag, manifest, files, state.rank, state.size, exchange,
                                 num_kept_partial_checkpoints, state.cfg.peer_timeout)
     del keep

@@ -6,7 +6,9 @@ import datetime
 import enum
 import logging
 import os
-from collections.abc import Mapping
+import queue
+import threading
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -102,18 +104,25 @@ class Session:
         """After a communication error: the error that names the rank at fault."""
         if self.peers is None:
             return Error("peer", text, self.rank)
-        return Error("peer", self.peers.explain(text, _explain_seconds(self.cfg)), self.rank)
+        seconds = _explain_seconds(self.cfg)
+        said = _bounded(lambda: self.peers.explain(text, seconds), seconds + STORE_GRACE)
+        return Error("peer", said or f"{STORE_SILENT} (rank {self.rank} was {text})", self.rank)
 
     def fail(self, error: BaseException) -> None:
         """Says to the others that this rank has failed by itself."""
         if self.peers is not None and self.size > 1:
-            self.peers.fail(f"{type(error).__name__}: {error}" if not isinstance(error, Error) else str(error))
+            said = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
+            _bounded(lambda: self.peers.fail(said), STORE_GRACE)
 
     def exchange(self, message: bytes, seconds: float | None = None) -> list[bytes]:
         """Every rank's message on every rank."""
         if self.size == 1:
             return [message]
-        return self.peers.exchange(message, self.cfg.peer_timeout if seconds is None else seconds)
+        seconds = self.cfg.peer_timeout if seconds is None else seconds
+        answers = _bounded(lambda: self.peers.exchange(message, seconds), seconds + STORE_GRACE)
+        if answers is None:
+            raise Error("timeout", STORE_SILENT, 0)
+        return answers
 
     def together(self, function: Any) -> Any:
         """Runs something that may fail on some ranks only: any failure is raised on all. Returns the result."""
@@ -135,6 +144,31 @@ class Session:
                 kind, _, message = answer.decode().partition("\0")
                 raise Error(kind, f"rank {rank}: {message}", rank)
         return result
+
+
+# A store whose host is stopped, not dead, lets its clients wait for ever.
+STORE_GRACE = 2.0
+STORE_SILENT = "rank 0, or the launcher, has stalled: the store that connects the ranks does not answer"
+
+
+def _bounded(function: Callable[[], Any], seconds: float) -> Any:
+    """What the function returns or raises; None if it has not returned in time, and then its thread is left behind."""
+    done: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+
+    def call() -> None:
+        try:
+            done.put((function(), None))
+        except BaseException as error:
+            done.put((None, error))
+
+    threading.Thread(target=call, name="store", daemon=True).start()
+    try:
+        result, error = done.get(timeout=seconds)
+    except queue.Empty:
+        return None
+    if error is not None:
+        raise error
+    return result
 
 
 def _explain_seconds(cfg: Config | None) -> float:
