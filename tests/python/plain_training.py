@@ -1,0 +1,47 @@
+"""What examples/train_smp.py does, without any of its library: PyTorch and transformers in one process.
+
+    python plain_training.py MODEL_DIR TEXT FINE_TUNE STEPS LOSSES
+"""
+from __future__ import annotations
+
+import sys
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+SEED, BATCH, LENGTH, RATE = 12345, 8, 64, 1e-3  # the script's defaults
+NO_DECAY = ("bias", "norm.weight", "layernorm.weight", "ln_1.weight", "ln_2.weight", "ln_f.weight")
+
+
+def main() -> None:
+    folder, data, fine_tune, steps, target = sys.argv[1], sys.argv[2], sys.argv[3] == "1", int(sys.argv[4]), sys.argv[5]
+    torch.manual_seed(SEED)
+    config = AutoConfig.from_pretrained(folder)
+    if fine_tune:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    else:
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.train()
+    with open(data, "rb") as file:
+        text = torch.tensor(list(file.read()))
+    decayed = [p for name, p in model.named_parameters() if not name.endswith(NO_DECAY)]
+    others = [p for name, p in model.named_parameters() if name.endswith(NO_DECAY)]
+    optimizer = torch.optim.AdamW([{"params": decayed, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}],
+                                  lr=RATE)
+    with open(target, "w") as file:
+        for step in range(steps):
+            for group in optimizer.param_groups:
+                group["lr"] = RATE * max(0.1, 1 - step / 100)
+            generator = torch.Generator().manual_seed(SEED * 1_000_003 + step)
+            begins = torch.randint(0, len(text) - LENGTH, (BATCH,), generator=generator)
+            rows = torch.stack([text[begin:begin + LENGTH] for begin in begins])
+            optimizer.zero_grad()
+            loss = model(input_ids=rows, labels=rows).loss
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            file.write(f"{step + 1} {loss.item()!r}\n")
+
+
+if __name__ == "__main__":
+    main()
