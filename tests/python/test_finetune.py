@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from shardsmith.demo.compare import differences
-from smp_helpers import environment, make_models
+from smp_helpers import environment, free_port, make_models
 
 TEXT = "".join(chr(97 + (i * i + i // 7) % 26) + (" " if i % 5 == 0 else "") for i in range(2600))
 
@@ -69,7 +69,7 @@ def test_a_run_learns_and_leaves_what_it_says(models, tmp_path):
     assert [entry["step"] for entry in steps] == list(range(1, 13))
     assert list(evaluations) == [("before", 0), ("during", 5), ("during", 10), ("after", 12)]
     assert evaluations["after", 12] < evaluations["before", 0] - 0.3
-    assert [round(entry["learning_rate"], 6) for entry in steps[:3]] == [0.0025, 0.005, 0.005]
+    assert [round(entry["learning_rate"], 6) for entry in steps[:3]] == [0.0, 0.0025, 0.005]
     assert steps[-1]["learning_rate"] < 5e-4 and all(entry["peak_bytes"] > 1e8 for entry in steps)
     names = sorted(path.name for path in (tmp_path / "out").iterdir() if not path.name.startswith("."))
     assert names == ["finetune.yaml", "hf", "metrics.jsonl", "newest", "step10_partial", "step12_partial"]
@@ -209,7 +209,7 @@ def test_another_models_folder_is_refused(models, tmp_path):
 
 def test_under_torchrun_it_is_a_rank(models, tmp_path):
     words = command(models, tmp_path / "out", "--pipeline-parallel-degree", 2, "--max-steps", 2, "--bf16")
-    words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", *words[1:]]
+    words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port()), *words[1:]]
     result = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stdout + result.stderr
     assert (tmp_path / "out" / "step2_partial" / "manifest.json").exists()
