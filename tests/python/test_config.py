@@ -9,6 +9,7 @@ from shardsmith.errors import Error
 from shardsmith.finetune.config import parse, resolved_yaml
 from shardsmith.finetune.plan import divisors_near, nearest_multiples
 from shardsmith.smp import config as smp_config
+from smp_helpers import environment
 
 NEEDED = ["--model", "m", "--data", "a.txt", "--output-dir", "out"]
 
@@ -102,7 +103,7 @@ class TestFinetune:
     def test_parsing_imports_no_torch(self):
         code = ("import sys; from shardsmith.finetune import main; main.parse(['--model','m','--data','a','--output-dir','o']);"
                 "assert 'torch' not in sys.modules and 'transformers' not in sys.modules")
-        subprocess.run([sys.executable, "-c", code], check=True)
+        subprocess.run([sys.executable, "-c", code], check=True, env=environment())
 
 
 def test_nearest_numbers_that_work():

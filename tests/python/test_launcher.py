@@ -8,6 +8,8 @@ import time
 
 import pytest
 
+from smp_helpers import environment
+
 PROGRAM = """
 import sys
 from shardsmith.launcher.local import Launcher
@@ -33,7 +35,8 @@ def fail(kind, text):
 def start(body, ranks=2, stop_grace=20.0, failure_grace=2.0):
     program = PROGRAM.format(body=HEAD + textwrap.dedent(body), ranks=ranks, stop_grace=stop_grace,
                              failure_grace=failure_grace)
-    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, start_new_session=True,
+                               env=environment())
     pids = [int(word) for word in process.stdout.readline().split()[1:]]
     return process, pids
 
