@@ -5,6 +5,7 @@ own float32 runs (eager and sdpa attention) are. See parity/compare.py.
 """
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -32,14 +33,17 @@ class Prepared:
         self.case, self.folder = case, folder
         case.write(folder)
         slices = sorted({cases.MICROBATCHES * replicas for _, replicas in layouts})
-        command = ranks.python("parity.reference", folder, folder / "reference.pt", *slices)
+        command = ranks.python("parity.reference", folder, folder, *slices)
         subprocess.run(command, env=ranks.environment(threads=2), check=True, timeout=1200)
-        loaded = torch.load(folder / "reference.pt", mmap=True)
-        self.exact, self.noise, self.start = loaded["exact"], loaded["noise"], loaded["start"]
+        loaded = torch.load(folder / "noise.pt")
+        self.noise, self.start = loaded["noise"], loaded["start"]
+
+    def exact(self, name: str) -> dict[str, Any]:
+        return torch.load(self.folder / f"{name}.pt", mmap=True)
 
     def numbers(self, name: str) -> tuple[dict[str, Any], dict[str, list[Any]]]:
         runs = self.noise[name]
-        return self.exact[name], {key: [run[key] for run in runs] for key in runs[0]}
+        return self.exact(name), {key: [run[key] for run in runs] for key in runs[0]}
 
 
 @pytest.fixture(scope="session")
@@ -53,7 +57,9 @@ def prepare(tmp_path_factory):
             done[key] = Prepared(make(), layouts, tmp_path_factory.mktemp(key))
         return done[key]
 
-    return prepare
+    yield prepare
+    for prepared in done.values():
+        shutil.rmtree(prepared.folder)
 
 
 class Outcome:
@@ -113,6 +119,7 @@ def check(prepared: Prepared, stages: int, replicas: int, folder: Path) -> None:
     wrong += compare.judge_losses("AdamW's norm over all weights", [sum(found.squares.values()) ** 0.5], [exact["norm"]],
                                   [[norm] for norm in noise["norm"]])
     assert not wrong, "\n".join(wrong)
+    shutil.rmtree(folder)  # gigabytes
 
 
 def layouts(table: dict[str, Any]) -> list[Any]:
@@ -135,12 +142,12 @@ def test_every_layout_is_as_near_as_transformers_are(prepare, tmp_path, name, st
 def test_the_exact_run_tells_something(prepare):
     """Key biases, and only those, have no gradient; training moves the weights far more than noise does."""
     prepared = prepare("sample", "microformer")
-    gradients = prepared.exact["first"]["tensors"]
+    gradients = prepared.exact("first")["tensors"]
     assert compare.zeros(gradients) == {f"transformer.h.{layer}.attn.c_attn.bias[key]" for layer in range(8)}
     assert all(tensor.dtype == torch.float64 for tensor in gradients.values())
-    losses = prepared.exact["sgd"]["losses"]
+    losses = prepared.exact("sgd")["losses"]
     zeros = compare.zeros(gradients)
-    for part, moved in prepared.exact["moved"].items():
+    for part, moved in prepared.exact("sgd")["moved"].items():
         assert part in zeros or moved > 100 * max(run["tensors"][part] for run in prepared.noise["sgd"]), part
     assert losses[-1] < losses[0] - 0.1
 

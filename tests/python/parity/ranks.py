@@ -22,9 +22,10 @@ def free_port() -> int:
 def environment(threads: int = 1) -> dict[str, str]:
     """For a child that imports this package and the tests' modules."""
     paths = [str(ROOT / "python"), str(ROOT / "tests" / "python"), os.environ.get("PYTHONPATH", "")]
-    # Threads that wait busily starve the ranks beside them.
+    # Threads that wait busily starve the ranks beside them. Freed memory is kept: on virtual machines fresh pages are slow.
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": str(threads),
-            "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+            "OMP_WAIT_POLICY": "PASSIVE", "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(16 << 30),
+            "MALLOC_TOP_PAD_": str(64 << 20), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 class Ranks:

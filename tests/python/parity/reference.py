@@ -1,12 +1,13 @@
 """transformers' own numbers for a case: the exact ones in float64, and how far its float32 runs are from them.
 
-    python -m parity.reference CASE_FOLDER OUTPUT.pt SLICES...
+    python -m parity.reference CASE_FOLDER OUTPUT_FOLDER SLICES...
 
 float64 takes more than `.double()`: transformers narrows to float32 inside of norms, softmax, rotary angles and the loss.
 """
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -82,15 +83,26 @@ class Run:
             optimizer.step()
         return losses, first
 
-    def all(self, case: cases.Case, data: dict[str, Any], slices: list[int]) -> dict[str, Any]:
-        results = {f"padded{n}": self.padded(data["padded"], n) for n in slices}
+    def all(self, case: cases.Case, data: dict[str, Any], slices: list[int], done: Callable[[str, dict], None]) -> None:
+        for number in slices:
+            done(f"padded{number}", self.padded(data["padded"], number))
         losses, first = self.train(torch.optim.SGD(self.model.parameters(), lr=case.sgd_rate), data["batches"])
-        results["first"] = {"losses": losses[:1], "tensors": first}
-        results["sgd"] = {"losses": losses, "tensors": self.weights()}
+        done("first", {"losses": losses[:1], "tensors": first})
+        del first
+        done("sgd", {"losses": losses, "tensors": self.weights(), "moved": self.moved()})
         self.reset()
         losses, _ = self.train(torch.optim.AdamW(self.model.parameters(), lr=case.adamw_rate), data["batches"])
-        results["adamw"] = {"losses": losses, "tensors": {}, "norm": sum(squares(self.weights()).values()) ** 0.5}
-        return results
+        norm = sum(squares(dict(self.model.named_parameters())).values()) ** 0.5
+        done("adamw", {"losses": losses, "tensors": {}, "norm": norm})
+
+    def moved(self) -> dict[str, float]:
+        """How far training has brought each part."""
+        result = {}
+        with torch.no_grad():
+            for name, p in self.model.named_parameters():
+                for (part, after), (_, before) in zip(parts(name, p), parts(name, self.start[name])):
+                    result[part] = (after - before).norm().item()
+        return result
 
 
 def distances(exact: dict[str, Any], run: dict[str, Any]) -> dict[str, Any]:
@@ -104,23 +116,23 @@ def distances(exact: dict[str, Any], run: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    case, data = cases.read(Path(sys.argv[1]))
+    source, target = Path(sys.argv[1]), Path(sys.argv[2])
+    case, data = cases.read(source)
     slices = [int(text) for text in sys.argv[3:]]
-    exact: dict[str, Any] = {}
     noise: dict[str, list[Any]] = {}
+
+    def save(name: str, result: dict[str, Any]) -> None:
+        torch.save(result, target / f"{name}.pt")
+
+    def judge(name: str, result: dict[str, Any]) -> None:
+        noise.setdefault(name, []).append(distances(torch.load(target / f"{name}.pt", mmap=True), result))
+
     for attention, dtype in VARIANTS:
+        exact = dtype == torch.float64
         run = Run(case, attention, dtype)
-        results = run.all(case, data, slices)
+        run.all(case, data, slices, save if exact else judge)
         if not exact:
-            exact = results
-            exact["moved"] = {part: (piece - dict(parts(name, run.start[name]))[part]).norm().item()
-                              for name, tensor in results["sgd"]["tensors"].items() for part, piece in parts(name, tensor)}
-        else:
-            for name, result in results.items():
-                noise.setdefault(name, []).append(distances(exact[name], result))
-    # The weights are float32 in the file.
-    start = digests({name: tensor.float() for name, tensor in run.start.items()})
-    torch.save({"exact": exact, "noise": noise, "start": start}, sys.argv[2])
+            torch.save({"noise": noise, "start": digests(run.start)}, target / "noise.pt")
 
 
 if __name__ == "__main__":
