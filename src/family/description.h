@@ -20,6 +20,7 @@ struct ModelDescription {
   int64_t intermediate_size = 0;
   int64_t vocab_size = 0;
   int64_t num_positions = 0;  // longest sequence
+  int64_t padding_idx = -1;   // the row of the word embedding that looking it up doesn't train; -1: none
   NormKind norm = NormKind::kLayerNorm;
   double layernorm_epsilon = 1e-5;
   PositionKind position = PositionKind::kLearned;

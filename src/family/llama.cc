@@ -33,6 +33,18 @@ void read_rotary(const Config& config, ModelDescription& d) {
   }
 }
 
+// transformers gives pad_token_id to the embedding as its padding_idx; a negative one counts from the end.
+int64_t padding_row(const Config& config, int64_t vocab_size) {
+  const double none = 0.5;
+  const double given = config.number("pad_token_id", none);
+  if (given == none) return -1;
+  const auto row = static_cast<int64_t>(given);
+  if (static_cast<double>(row) != given || row < -vocab_size || row >= vocab_size) {
+    fail(ErrorKind::kCorrupt, "config.json: pad_token_id ", given, " is no row of a vocabulary of ", vocab_size);
+  }
+  return row < 0 ? row + vocab_size : row;
+}
+
 ModelDescription read(const Config& config) {
   ModelDescription d;
   d.model_type = "llama";
@@ -55,6 +67,7 @@ ModelDescription read(const Config& config) {
   d.intermediate_size = config.size("intermediate_size");
   d.vocab_size = config.size("vocab_size");
   d.num_positions = config.size("max_position_embeddings");
+  d.padding_idx = padding_row(config, d.vocab_size);
   d.norm = NormKind::kRmsNorm;
   d.layernorm_epsilon = config.number("rms_norm_eps", 1e-6);
   read_rotary(config, d);

@@ -21,12 +21,13 @@ at::ScalarType product_dtype(const at::Tensor& x) {
 }
 
 struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
-  // x [N, H], weight [V, H], labels [N], all counted.
+  // x [N, H], weight [V, H], labels [N], all counted. `graph`: somebody may ask for gradients (inside a custom function
+  // the grad mode is off, so that the caller has to say).
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
-                            const at::Tensor& labels, int64_t chunk, at::ScalarType product) {
+                            const at::Tensor& labels, int64_t chunk, at::ScalarType product, bool graph) {
     c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     const int64_t rows = x.size(0);
-    const bool want_x = context->needs_input_grad(0), want_weight = context->needs_input_grad(1);
+    const bool want_x = graph && x.requires_grad(), want_weight = graph && weight.requires_grad();
     const at::ScalarType wide = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
     const at::Tensor xp = x.to(product), wp = weight.to(product);
     at::Tensor loss = at::zeros({}, x.options().dtype(wide));
@@ -64,7 +65,7 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
     };
     const at::Tensor grad_x = scaled("grad_x"), grad_weight = scaled("grad_weight");
     context->saved_data.clear();
-    return {grad_x, grad_weight, at::Tensor(), at::Tensor(), at::Tensor()};
+    return {grad_x, grad_weight, at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
@@ -82,7 +83,7 @@ at::Tensor causal_lm_loss(const at::Tensor& hidden, const at::Tensor& weight, co
     fail(ErrorKind::kInvalidArgument, "labels hold ", low < 0 ? low : high, ", outside the vocabulary of ",
          weight.size(0), " (", kIgnoredLabel, " means: doesn't count)");
   const at::Tensor rows = counted.numel() == y.numel() ? x : x.index_select(0, counted);
-  return LinearCrossEntropy::apply(rows, weight, kept, chunk, product_dtype(hidden));
+  return LinearCrossEntropy::apply(rows, weight, kept, chunk, product_dtype(hidden), at::GradMode::is_enabled());
 }
 
 }  // namespace shardsmith

@@ -116,7 +116,7 @@ StageModel::StageModel(const FamilyModel& model, const Partition& partition, int
 }
 
 at::Tensor StageModel::embed(const Inputs& inputs, const DropoutContext& dropout_context) const {
-  at::Tensor x = at::embedding(word_embedding_, inputs.input_ids);
+  at::Tensor x = at::embedding(word_embedding_, inputs.input_ids, description_.padding_idx);
   if (position_embedding_.defined()) {
     x = x + (inputs.position_ids.defined() ? at::embedding(position_embedding_, inputs.position_ids)
                                            : position_embedding_.slice(0, 0, inputs.input_ids.size(1)));

@@ -155,7 +155,10 @@ void Stage::backward(int microbatch, const at::Tensor& loss, double scale) {
     }
     if (!is_first())
       hold(options_.pipeline->send(m.input.grad().contiguous(), options_.stage - 1, tag(Edge::kBackward, microbatch)));
+    // Where a function reads the logits after its backward, they are there as values.
+    const at::Tensor kept = is_last() ? m.output.detach() : at::Tensor();
     m = {};
+    m.output = kept;
   });
 }
 

@@ -46,7 +46,7 @@ class Stage {
   void begin_step(const Step& step);
   // The scalar loss where there are labels: with a graph on the last stage, a plain value elsewhere. Undefined otherwise.
   at::Tensor forward(int microbatch, const Inputs& inputs);
-  // [B, S, V] with a graph; last stage, after forward(microbatch).
+  // [B, S, V]; last stage, after forward(microbatch). With a graph until backward(microbatch), a plain value after it.
   at::Tensor logits(int microbatch);
   // `loss` counts on the last stage only, where `loss * scale` is backpropagated.
   void backward(int microbatch, const at::Tensor& loss, double scale);

@@ -99,6 +99,17 @@ TEST(Loss, LabelOutsideTheVocabularyIsNamed) {
   }
 }
 
+TEST(Loss, IsTheSameWithoutAGraph) {
+  const at::Tensor x = random({2, 9, 16}, 9), w = random({50, 16}, 10).requires_grad_(true);
+  const at::Tensor labels = at::randint(0, 50, {2, 9}, at::detail::createCPUGenerator(8), at::kLong);
+  const at::Tensor with_graph = causal_lm_loss(x, w, labels);
+  at::NoGradGuard no_grad;
+  const at::Tensor without = causal_lm_loss(x, w, labels);
+  EXPECT_TRUE(with_graph.requires_grad());
+  EXPECT_FALSE(without.requires_grad());
+  EXPECT_EQ(with_graph.item<float>(), without.item<float>());
+}
+
 TEST(Loss, NoCountedLabelGivesNaN) {
   const at::Tensor labels = at::full({1, 4}, kIgnoredLabel, at::kLong);
   EXPECT_TRUE(std::isnan(causal_lm_loss(random({1, 4, 8}, 1), random({50, 8}, 2), labels).item<double>()));

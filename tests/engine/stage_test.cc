@@ -176,6 +176,22 @@ TEST(Stage, ClippingScalesToTheGlobalNorm) {
   });
 }
 
+// As transformers' Llama, whose embedding has pad_token_id as padding_idx.
+TEST(Stage, LookingUpThePaddingRowTrainsItNot) {
+  std::string config = kTinyLlama;
+  config.replace(config.find("\"tie_word_embeddings\": true"), 27, "\"tie_word_embeddings\": false, \"pad_token_id\": 7");
+  const FamilyModel model = family(config.c_str());
+  const Partition one{{0, 4}};
+  const Tensors weights = local_weights(model, initial_weights(model), one, 0);
+  Stage stage(model, Parameters(model, weights), {one});
+  std::vector<Inputs> inputs = batch(1, 2, 8, 61, 1);
+  inputs[0].input_ids[0].slice(0, 0, 3).fill_(7);
+  stage.run_step({0, 1, true, false, 0}, inputs);
+  const at::Tensor gradient = weights.at("model.embed_tokens.weight").grad();
+  EXPECT_EQ(gradient[7].abs().max().item<float>(), 0);
+  EXPECT_GT(gradient.abs().max().item<float>(), 0);
+}
+
 TEST(Stage, RefusesAParameterThatIsMissingOrOfAnotherShape) {
   const FamilyModel model = family(kTinyLlama);
   const Partition one{{0, 4}};

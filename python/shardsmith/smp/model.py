@@ -84,7 +84,6 @@ class DistributedModel(nn.Module):
         self._local: dict[str, nn.Parameter] = {}
         self._open = False  # a forward outside of a step has begun
         self._backward_seen = False
-        self._went_backward: set[int] = set()
         self._passes = 0
         self._post_partition_hooks: list[Any] = []
         self._post_step_hooks: list[Any] = []
@@ -187,9 +186,9 @@ class DistributedModel(nn.Module):
                 raise Error("unsupported", "the model's logits are on the last stage only: pass labels= for the loss, or "
                                            "return the output from the step function, which brings it to every stage",
                             state.rank)
-            if number != state.step_calls or microbatch in self._went_backward:
-                raise Error("unsupported", "the model's logits are gone after model.backward(...) and after the step: read "
-                                           "them before, or return the loss alone", state.rank)
+            if number != state.step_calls:
+                raise Error("unsupported", "the model's logits are gone after the step: read them in the step function, or "
+                                           "return them from it", state.rank)
             return stage.logits(microbatch)
 
         output = ModelOutput(dict(entries), fetch)
@@ -250,7 +249,6 @@ class DistributedModel(nn.Module):
         elif self.average_grads_across_microbatches:
             scale = 1.0 / state.cfg.microbatches
         self._backward_seen = True
-        self._went_backward.add(microbatch)
         self.stage.backward(microbatch, tensors if last else None, scale)
 
     def _need_one_stage(self, what: str) -> None:
@@ -269,7 +267,6 @@ class DistributedModel(nn.Module):
         if self._open:
             self.finish(False)
         self._backward_seen = False
-        self._went_backward.clear()
         self.stage.begin_step(state.step_calls, microbatches, torch.is_grad_enabled(), self.module.training,
                               state.group_rank("rdp") * rows)
         state.step_calls += 1
