@@ -1,6 +1,6 @@
 """Our formats against the real writers and readers: torch.save, torch.load, safetensors, transformers' folders.
 
-The C++ side is reached through `format_tool` (tests/core/tools), found in $SHARDSMITH_BUILD (default build/core).
+The C++ side is reached through `format_tool` (tests/core/tools), found in $SHARDSMITH_BUILD (default build).
 """
 
 import argparse
@@ -19,10 +19,10 @@ import pytest
 import safetensors.torch
 import torch
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-TOOL = pathlib.Path(os.environ.get("SHARDSMITH_BUILD", ROOT / "build" / "core")) / "format_tool"
+from parity import models
 
-pytestmark = pytest.mark.skipif(not TOOL.exists(), reason=f"{TOOL} is not built")
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+TOOL = pathlib.Path(os.environ.get("SHARDSMITH_BUILD", ROOT / "build")) / "format_tool"
 
 DTYPES = [
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, torch.uint32, torch.int64, torch.uint64,
@@ -295,19 +295,10 @@ def test_the_documents_examples_are_what_is_written(tmp_path):
     assert (tmp_path / "ours.safetensors").read_bytes() == dumped("safetensors.md")
 
 
-def microformer():
-    """The folder of a real GPT-2, saved from a GPU by transformers; from $SHARDSMITH_MICROFORMER (wheel or folder)."""
-    where = os.environ.get("SHARDSMITH_MICROFORMER", "")
-    return pathlib.Path(where) if where and pathlib.Path(where).exists() else None
-
-
-@pytest.mark.skipif(microformer() is None, reason="set SHARDSMITH_MICROFORMER to a wheel of microformer-mgm")
 def test_a_real_model_saved_from_a_gpu(tmp_path):
-    source = microformer()
-    if source.is_file():
-        with zipfile.ZipFile(source) as wheel:
-            wheel.extractall(tmp_path)
-        source = tmp_path
+    source = tmp_path
+    with zipfile.ZipFile(models.wheel("microformer_mgm")) as wheel:
+        wheel.extractall(source)
     weights = next(source.rglob("pytorch_model.bin"))
     _, ours = described(weights)
     real = torch.load(weights, map_location="cpu", weights_only=True)

@@ -1,22 +1,11 @@
 """While a model loads, a rank needs its own slices and little more."""
-import os
-from pathlib import Path
-
 import pytest
 
+from parity import models
 from smp_helpers import run
 
 MIB = 1 << 20
 ALLOWED = 100 * MIB
-
-MAKE = """
-from transformers import LlamaConfig, AutoModelForCausalLM
-# The shape of SmolLM2-135M.
-config = LlamaConfig(vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
-                     num_key_value_heads=3, max_position_embeddings=2048, tie_word_embeddings=True)
-with torch.no_grad():
-    AutoModelForCausalLM.from_config(config).save_pretrained(FOLDER + "/model")
-"""
 
 LOAD = """
 import resource
@@ -47,13 +36,8 @@ if {load}:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("large")
-    real = os.environ.get("SHARDSMITH_SMOLLM2")
-    if real:
-        return Path(real)
-    run(MAKE, 1, folder, folder)
-    return folder / "model"
+def model():
+    return models.smollm2()
 
 
 def test_loading_takes_the_own_slices_and_little_more(model, tmp_path):
