@@ -5,23 +5,25 @@
 namespace shardsmith {
 namespace {
 
-// torch's messages run over several lines with a C++ stack; people need the first.
-std::string first_line(const char* what) {
-  std::string text(what);
-  return text.substr(0, text.find('\n'));
+// Runs a call of torch's; what it throws becomes an Error that says what was being done. torch's messages run over
+// several lines with a C++ stack; people need the first.
+template <typename F>
+auto named(const std::string& what, const F& call) {
+  try {
+    return call();
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& e) {
+    const std::string text = e.what();
+    fail(ErrorKind::kPeer, what, ": ", text.substr(0, text.find('\n')));
+  }
 }
 
 }  // namespace
 
 at::Tensor Pending::wait() {
   const c10::intrusive_ptr<c10d::Work> work = std::move(work_);
-  try {
-    if (work) work->wait(timeout_);
-  } catch (const Error&) {
-    throw;
-  } catch (const std::exception& e) {
-    fail(ErrorKind::kPeer, what_, ": ", first_line(e.what()));
-  }
+  if (work) named(what_, [&] { return work->wait(timeout_); });
   return std::move(tensor_);
 }
 
@@ -31,59 +33,39 @@ Group::Group(c10::intrusive_ptr<c10d::ProcessGroup> group, std::string name, std
 int Group::rank() const { return group_->getRank(); }
 int Group::size() const { return group_->getSize(); }
 
-c10d::Backend& Group::backend(const at::Tensor& tensor) { return *group_->getBackend(tensor.device().type()); }
+template <typename F>
+Pending Group::issue(const std::string& what, const at::Tensor& tensor, const F& start) {
+  std::vector<at::Tensor> tensors{tensor};
+  const auto work = named(what, [&] { return start(*group_->getBackend(tensor.device().type()), tensors); });
+  return Pending(work, tensor, what, timeout_);
+}
 
 Pending Group::send(const at::Tensor& tensor, int to, int tag) {
-  const std::string what = str("sending to rank ", to, " of the ", name_);
-  try {
-    std::vector<at::Tensor> tensors{tensor};
-    return Pending(backend(tensor).send(tensors, to, tag), tensor, what, timeout_);
-  } catch (const Error&) {
-    throw;
-  } catch (const std::exception& e) {
-    fail(ErrorKind::kPeer, what, ": ", first_line(e.what()));
-  }
+  return issue(str("sending to rank ", to, " of the ", name_), tensor,
+               [&](c10d::Backend& backend, std::vector<at::Tensor>& tensors) { return backend.send(tensors, to, tag); });
 }
 
 Pending Group::receive(at::Tensor tensor, int from, int tag) {
-  const std::string what = str("receiving from rank ", from, " of the ", name_);
-  try {
-    std::vector<at::Tensor> tensors{tensor};
-    return Pending(backend(tensor).recv(tensors, from, tag), tensor, what, timeout_);
-  } catch (const Error&) {
-    throw;
-  } catch (const std::exception& e) {
-    fail(ErrorKind::kPeer, what, ": ", first_line(e.what()));
-  }
+  return issue(
+      str("receiving from rank ", from, " of the ", name_), tensor,
+      [&](c10d::Backend& backend, std::vector<at::Tensor>& tensors) { return backend.recv(tensors, from, tag); });
 }
 
 Pending Group::all_reduce_sum(at::Tensor tensor) {
-  const std::string what = str("summing over the ", name_);
-  try {
-    std::vector<at::Tensor> tensors{tensor};
-    c10d::AllreduceOptions options;
-    options.timeout = timeout_;
-    return Pending(backend(tensor).allreduce(tensors, options), tensor, what, timeout_);
-  } catch (const Error&) {
-    throw;
-  } catch (const std::exception& e) {
-    fail(ErrorKind::kPeer, what, ": ", first_line(e.what()));
-  }
+  c10d::AllreduceOptions options;
+  options.timeout = timeout_;
+  return issue(
+      str("summing over the ", name_), tensor,
+      [&](c10d::Backend& backend, std::vector<at::Tensor>& tensors) { return backend.allreduce(tensors, options); });
 }
 
 Pending Group::broadcast(at::Tensor tensor, int root) {
-  const std::string what = str("broadcast from rank ", root, " of the ", name_);
-  try {
-    std::vector<at::Tensor> tensors{tensor};
-    c10d::BroadcastOptions options;
-    options.rootRank = root;
-    options.timeout = timeout_;
-    return Pending(backend(tensor).broadcast(tensors, options), tensor, what, timeout_);
-  } catch (const Error&) {
-    throw;
-  } catch (const std::exception& e) {
-    fail(ErrorKind::kPeer, what, ": ", first_line(e.what()));
-  }
+  c10d::BroadcastOptions options;
+  options.rootRank = root;
+  options.timeout = timeout_;
+  return issue(
+      str("broadcast from rank ", root, " of the ", name_), tensor,
+      [&](c10d::Backend& backend, std::vector<at::Tensor>& tensors) { return backend.broadcast(tensors, options); });
 }
 
 }  // namespace shardsmith

@@ -42,7 +42,8 @@ class Group {
   Pending broadcast(at::Tensor tensor, int root);
 
  private:
-  c10d::Backend& backend(const at::Tensor& tensor);
+  template <typename F>
+  Pending issue(const std::string& what, const at::Tensor& tensor, const F& start);
 
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   std::string name_;

@@ -1,13 +1,12 @@
 #include "format/safetensors.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 
 #include "base/error.h"
 #include "base/utf8.h"
 #include "format/bytes.h"
 #include "format/stream_writer.h"
+#include "storage/atomic_file.h"
 
 namespace shardsmith {
 namespace {
@@ -212,27 +211,15 @@ void write_safetensors(Storage& storage, const std::string& path, std::vector<Sa
   uint64_t size = 8 + header.size();
   for (const SafetensorsTensor& tensor : tensors) size += tensor.source.size;
 
-  const std::string temporary = join(parent(path), str(".", base_name(path), ".tmp-", ::getpid()));
-  try {
-    const auto file = storage.create(temporary, Access::kDirect, size);
-    StreamWriter out(*file, size);
+  write_file_atomic(storage, path, Access::kDirect, size, [&](WriteFile& file) {
+    StreamWriter out(file, size);
     std::string number;
     put_le<uint64_t>(number, header.size());
     out.append(number);
     out.append(header);
     for (const SafetensorsTensor& tensor : tensors) out.append(tensor.source);
     out.finish();
-    file->sync();
-    file->close();
-    storage.rename(temporary, path);
-  } catch (...) {
-    try {
-      storage.remove_file(temporary);
-    } catch (const Error&) {  // the first error is the one to tell
-    }
-    throw;
-  }
-  storage.sync_directory(parent(path));
+  });
 }
 
 }  // namespace shardsmith

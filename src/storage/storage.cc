@@ -1,13 +1,11 @@
 #include "storage/storage.h"
 
-#include <unistd.h>
-
-#include <atomic>
 #include <cstdlib>
 #include <new>
 #include <utility>
 
 #include "base/error.h"
+#include "storage/atomic_file.h"
 
 namespace shardsmith {
 
@@ -57,23 +55,8 @@ std::string read_text(Storage& storage, const std::string& path, uint64_t limit)
 }
 
 void write_text_atomic(Storage& storage, const std::string& path, const std::string& text) {
-  static std::atomic<uint64_t> counter{0};
-  const std::string folder = parent(path);
-  const std::string temporary = join(folder, str(".", base_name(path), ".tmp-", ::getpid(), "-", counter.fetch_add(1)));
-  try {
-    const auto file = storage.create(temporary);
-    file->write(0, std::as_bytes(std::span(text)));
-    file->sync();
-    file->close();
-    storage.rename(temporary, path);
-  } catch (...) {
-    try {
-      storage.remove_file(temporary);
-    } catch (const Error&) {  // the first error is the one to tell
-    }
-    throw;
-  }
-  storage.sync_directory(folder);
+  write_file_atomic(storage, path, Access::kBuffered, 0,
+                    [&](WriteFile& file) { file.write(0, std::as_bytes(std::span(text))); });
 }
 
 std::string join(const std::string& a, const std::string& b) {
