@@ -90,7 +90,7 @@ class Outcome:
 def check(prepared: Prepared, stages: int, replicas: int, folder: Path) -> None:
     count = stages * replicas
     command = ranks.python("parity.rank", prepared.folder, folder, stages, replicas)
-    with ranks.Ranks(command, count, folder) as running:
+    with ranks.Ranks(command, count, folder, threads=2 if count == 1 else 1) as running:
         running.succeed(timeout=900)
     start = Outcome(folder, "start", count)
     assert start.digests == prepared.start, "the weights were not read as transformers reads them"

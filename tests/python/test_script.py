@@ -57,7 +57,8 @@ def make_text(path: Path) -> Path:
 def arguments(model: Path, fine_tune: bool, folder: Path, losses: Path, *more: object) -> list[str]:
     return list(map(str, [
         SCRIPT, "--model_dir", model, "--data", folder / "text", "--checkpoint_dir", folder / "checkpoints",
-        "--fine_tune", int(fine_tune), "--losses", losses, "--pipeline_parallel_degree", 2, "--microbatches", 4, "--checkpoint_freq", FREQUENCY, *more]))
+        "--fine_tune", int(fine_tune), "--losses", losses, "--pipeline_parallel_degree", 2,
+        "--microbatches", 4, "--checkpoint_freq", FREQUENCY, *more]))
 
 
 class Torchrun:

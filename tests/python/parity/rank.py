@@ -19,7 +19,6 @@ from parity.compare import digests, squares
 class Rank:
     def __init__(self, case: cases.Case, replicas: int, target: Path):
         self.case, self.replicas, self.target = case, replicas, target
-        torch.set_num_threads(1)
         torch.manual_seed(1)
         with smp.model_creation(dtype=torch.float32):
             module = AutoModelForCausalLM.from_pretrained(case.folder, **case.overrides)
@@ -83,7 +82,7 @@ class Rank:
         with torch.no_grad():
             for name, param in self.model.local_named_parameters():
                 param.copy_(start[name])
-        adamw = smp.DistributedOptimizer(torch.optim.AdamW(self.model.parameters(), lr=case.adamw_rate))
+        adamw = smp.DistributedOptimizer(torch.optim.AdamW(self.model.parameters(), lr=case.adamw_rate, fused=True))
         losses, _ = self.train(adamw, data["batches"])
         self.write("adamw", losses, self.weights(), whole=False)
 

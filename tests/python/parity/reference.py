@@ -91,7 +91,7 @@ class Run:
         del first
         done("sgd", {"losses": losses, "tensors": self.weights(), "moved": self.moved()})
         self.reset()
-        losses, _ = self.train(torch.optim.AdamW(self.model.parameters(), lr=case.adamw_rate), data["batches"])
+        losses, _ = self.train(torch.optim.AdamW(self.model.parameters(), lr=case.adamw_rate, fused=True), data["batches"])
         norm = sum(squares(dict(self.model.named_parameters())).values()) ** 0.5
         done("adamw", {"losses": losses, "tensors": {}, "norm": norm})
 
