@@ -31,6 +31,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=4, help="sequences of 256 tokens in one process")
     parser.add_argument("--pipeline-batch", type=int, default=8, help="the same with two stages, in 8 microbatches")
     parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--warm-up", type=int, default=2, help="steps that don't count")
     parser.add_argument("--only", default="fp32,bf16,stages-fp32,stages-bf16")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
@@ -109,7 +110,7 @@ class Worker:
 
     def __init__(self, args: argparse.Namespace, kind: str, threads: int, environment: dict[str, str] | None = None):
         command = [sys.executable, os.path.abspath(__file__), "--worker", kind, "--model", args.model,
-                   "--batch", str(args.batch), "--pipeline-batch", str(args.pipeline_batch)]
+                   "--batch", str(args.batch), "--pipeline-batch", str(args.pipeline_batch), "--warm-up", str(args.warm_up)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                                         env={**os.environ, "OMP_NUM_THREADS": str(threads), **(environment or {})})
 
@@ -132,9 +133,9 @@ class Worker:
         self.process.wait()
 
 
-def serve(steps: list) -> None:
+def serve(steps: list, warm_up: int) -> None:
     """Worker's side: after a warm-up, one step of each kind per line read."""
-    for _ in range(2):
+    for _ in range(warm_up):
         for step in steps:
             step()
     print("SECONDS 0", flush=True)
@@ -153,11 +154,12 @@ def worker(args: argparse.Namespace) -> None:
     ids = torch.randint(model.config.vocab_size, (batch, SEQUENCE))
     if kind == "pair":
         twin = copy.deepcopy(model)
-        serve([plain_step(twin, dtype, ids), smp_step(model, dtype, ids)])
+        serve([plain_step(twin, dtype, ids), smp_step(model, dtype, ids)], args.warm_up)
     elif kind == "one":
-        serve([smp_step(model, dtype, ids, microbatches=8)])
+        serve([smp_step(model, dtype, ids, microbatches=8)], args.warm_up)
     else:
-        serve([smp_step(model, dtype, ids, microbatches=8, pipeline_parallel_degree=2)])
+        serve([smp_step(model, dtype, ids, microbatches=8, pipeline_parallel_degree=2)],
+              args.warm_up)
 
 
 def summary(values: list[float]) -> dict[str, float]:
