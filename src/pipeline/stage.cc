@@ -26,6 +26,10 @@ at::Tensor gradient_or_zeros(at::Tensor& parameter) {
   return parameter.grad();
 }
 
+std::vector<Task> order_of(const Stage::Step& step, int stage, int stages) {
+  return step.training ? one_forward_one_backward(stage, stages, step.microbatches) : all_forward(step.microbatches);
+}
+
 // A turn that wakes the others with an error if its work throws.
 class Turn {
  public:
@@ -73,8 +77,7 @@ void Stage::begin_step(const Step& step) {
   incoming_.clear();
   incoming_.resize(static_cast<size_t>(step.microbatches));
   outgoing_.clear();
-  turns_.begin(step.training ? one_forward_one_backward(options_.stage, stages(), step.microbatches)
-                             : all_forward(step.microbatches));
+  turns_.begin(order_of(step, options_.stage, stages()));
 }
 
 void Stage::post_forward_receive(int microbatch, const Inputs& like) {
@@ -189,10 +192,7 @@ std::vector<at::Tensor> Stage::run_step(const Step& step, const std::vector<Inpu
   begin_step(step);
   std::vector<at::Tensor> losses(microbatches.size());
   std::vector<Pending> remote(microbatches.size());
-  const std::vector<Task> order = step.training
-                                      ? one_forward_one_backward(options_.stage, stages(), step.microbatches)
-                                      : all_forward(step.microbatches);
-  for (const Task& task : order) {
+  for (const Task& task : order_of(step, options_.stage, stages())) {
     const auto i = static_cast<size_t>(task.microbatch);
     if (task.kind == Task::Kind::kForward) {
       remote[i] = start_forward(task.microbatch, microbatches.at(i));
