@@ -59,8 +59,8 @@ class Value {
                                Opaque, BigInt, Complex, DtypeName>;
   Value() = default;
   template <typename T>
-    requires(!std::is_same_v<std::decay_t<T>, Value> && std::is_constructible_v<Variant, T>)
-  Value(T&& v) : v_(std::forward<T>(v)) {}  // NOLINT: implicit on purpose, values read like literals
+  requires(!std::is_same_v<std::decay_t<T>, Value> && std::is_constructible_v<Variant, T>) Value(T&& v)
+      : v_(std::forward<T>(v)) {}  // NOLINT: implicit on purpose, values read like literals
   Value(int v) : v_(static_cast<int64_t>(v)) {}
   Value(const char* v) : v_(std::string(v)) {}
 

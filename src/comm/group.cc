@@ -41,8 +41,9 @@ Pending Group::issue(const std::string& what, const at::Tensor& tensor, const F&
 }
 
 Pending Group::send(const at::Tensor& tensor, int to, int tag) {
-  return issue(str("sending to rank ", to, " of the ", name_), tensor,
-               [&](c10d::Backend& backend, std::vector<at::Tensor>& tensors) { return backend.send(tensors, to, tag); });
+  return issue(
+      str("sending to rank ", to, " of the ", name_), tensor,
+      [&](c10d::Backend& backend, std::vector<at::Tensor>& tensors) { return backend.send(tensors, to, tag); });
 }
 
 Pending Group::receive(at::Tensor tensor, int from, int tag) {
@@ -54,9 +55,9 @@ Pending Group::receive(at::Tensor tensor, int from, int tag) {
 Pending Group::all_reduce_sum(at::Tensor tensor) {
   c10d::AllreduceOptions options;
   options.timeout = timeout_;
-  return issue(
-      str("summing over the ", name_), tensor,
-      [&](c10d::Backend& backend, std::vector<at::Tensor>& tensors) { return backend.allreduce(tensors, options); });
+  return issue(str("summing over the ", name_), tensor, [&](c10d::Backend& backend, std::vector<at::Tensor>& tensors) {
+    return backend.allreduce(tensors, options);
+  });
 }
 
 Pending Group::broadcast(at::Tensor tensor, int root) {

@@ -17,8 +17,7 @@ void Rendezvous::receive(int from, int to, uint64_t tag, std::span<std::byte> ou
   std::unique_lock lock(mutex_);
   const Key key{from, to, tag};
   const std::string& failure = failed_[static_cast<size_t>(from)];
-  const bool there =
-      changed_.wait_until(lock, deadline, [&] { return boxes_.contains(key) || !failure.empty(); });
+  const bool there = changed_.wait_until(lock, deadline, [&] { return boxes_.contains(key) || !failure.empty(); });
   if (!boxes_.contains(key)) {
     if (!there) fail(ErrorKind::kTimeout, "rank ", from, " did not send to rank ", to, " in time");
     throw Error(ErrorKind::kPeer, str("rank ", from, " failed: ", failure), from);
@@ -34,8 +33,7 @@ void Rendezvous::receive(int from, int to, uint64_t tag, std::span<std::byte> ou
 }
 
 void Rendezvous::collective(int rank, std::span<std::byte> bytes,
-                            const std::function<void(std::vector<std::span<std::byte>>&)>& combine,
-                            Deadline deadline) {
+                            const std::function<void(std::vector<std::span<std::byte>>&)>& combine, Deadline deadline) {
   std::unique_lock lock(mutex_);
   const uint64_t round = round_;
   arrived_[static_cast<size_t>(rank)] = bytes.empty() ? std::span(reinterpret_cast<std::byte*>(this), 0) : bytes;
@@ -50,8 +48,7 @@ void Rendezvous::collective(int rank, std::span<std::byte> bytes,
   const auto failure = [&] {
     return std::find_if(failed_.begin(), failed_.end(), [](const std::string& text) { return !text.empty(); });
   };
-  const bool woken =
-      changed_.wait_until(lock, deadline, [&] { return round_ != round || failure() != failed_.end(); });
+  const bool woken = changed_.wait_until(lock, deadline, [&] { return round_ != round || failure() != failed_.end(); });
   if (round_ != round) return;
   // Leave, so that nobody writes into our bytes any more.
   std::string absent;

@@ -20,7 +20,8 @@ namespace shardsmith {
 class Rendezvous {
  public:
   using Deadline = std::chrono::steady_clock::time_point;
-  explicit Rendezvous(int size) : size_(size), arrived_(static_cast<size_t>(size)), failed_(static_cast<size_t>(size)) {}
+  explicit Rendezvous(int size)
+      : size_(size), arrived_(static_cast<size_t>(size)), failed_(static_cast<size_t>(size)) {}
 
   // Copies the bytes; returns at once.
   void send(int from, int to, uint64_t tag, std::span<const std::byte> bytes);

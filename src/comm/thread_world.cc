@@ -32,7 +32,9 @@ class ThreadWork final : public c10d::Work {
 
 void sum(const at::Tensor& like, std::vector<std::span<std::byte>>& all) {
   // In rank order, so that the result doesn't depend on who came last.
-  const auto view = [&](std::span<std::byte> bytes) { return at::from_blob(bytes.data(), like.sizes(), like.options()); };
+  const auto view = [&](std::span<std::byte> bytes) {
+    return at::from_blob(bytes.data(), like.sizes(), like.options());
+  };
   at::Tensor total = view(all[0]).clone();
   for (size_t r = 1; r < all.size(); ++r) total.add_(view(all[r]));
   for (const std::span<std::byte>& bytes : all) view(bytes).copy_(total);
@@ -57,7 +59,8 @@ class ThreadBackend final : public c10d::Backend {
                                            const c10d::AllreduceOptions& options) override {
     TORCH_CHECK(options.reduceOp == c10d::ReduceOp::SUM, "thread ranks sum only");
     return c10::make_intrusive<ThreadWork>([this, tensor = tensors.at(0)](auto deadline) {
-      rendezvous_->collective(rank_, bytes_of(tensor), [&](auto& all) { sum(tensor, all); }, deadline);
+      rendezvous_->collective(
+          rank_, bytes_of(tensor), [&](auto& all) { sum(tensor, all); }, deadline);
     });
   }
   c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>& tensors,

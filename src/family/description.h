@@ -29,14 +29,14 @@ struct ModelDescription {
   double rotary_factor = 0, rotary_low_freq_factor = 1, rotary_high_freq_factor = 4;
   int64_t rotary_original_positions = 8192;
   Activation activation = Activation::kGeluTanh;
-  bool gated = false;           // gate, up, down instead of dense1, dense2
-  bool attention_bias = true;   // query, key, value
-  bool dense_bias = true;       // attention.dense
+  bool gated = false;          // gate, up, down instead of dense1, dense2
+  bool attention_bias = true;  // query, key, value
+  bool dense_bias = true;      // attention.dense
   bool mlp_bias = true;
   bool tied_head = true;
   bool causal = true;
   bool scale_by_inverse_layer = false;  // GPT-2's scale_attn_by_inverse_layer_idx
-  double scale_attention = -1;  // softmax scale; < 0: 1 / sqrt(attention_head_size)
+  double scale_attention = -1;          // softmax scale; < 0: 1 / sqrt(attention_head_size)
   double embedding_dropout = 0, attention_dropout = 0, hidden_dropout = 0;
   double initializer_range = 0.02;
   bool operator==(const ModelDescription&) const = default;

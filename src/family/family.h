@@ -31,7 +31,7 @@ struct Piece {
 // Where a tensor belongs: -1 the embedding (stage 0), 0..L-1 a block, L the final norm and head (last stage).
 struct FamilyTensor {
   std::string hf_name;
-  Shape shape;  // as in the Hugging Face file
+  Shape shape;                // as in the Hugging Face file
   std::vector<Piece> pieces;  // tile it
   int place = 0;
   bool also_last = false;  // a tied embedding: the last stage holds a copy too
@@ -39,10 +39,10 @@ struct FamilyTensor {
 
 struct FamilyModel {
   ModelDescription description;
-  std::vector<FamilyTensor> tensors;        // in the order of the module tree
-  std::vector<std::string> tied_names;      // other Hugging Face names of tied tensors ("lm_head.weight")
+  std::vector<FamilyTensor> tensors;          // in the order of the module tree
+  std::vector<std::string> tied_names;        // other Hugging Face names of tied tensors ("lm_head.weight")
   std::vector<std::string> ignored_suffixes;  // known buffers: ".attn.bias", ".rotary_emb.inv_freq"
-  std::string prefix;                       // "transformer." / "model.": files may lack it
+  std::string prefix;                         // "transformer." / "model.": files may lack it
 };
 
 // From config.json's content. Throws kInvalidArgument that names the supported model types when model_type is none of
@@ -60,7 +60,8 @@ Index to_hf(const Index& logical, const FamilyModel& model);
 // Per place (embedding, blocks, head): parameters, and cost for make_partition: memory_weight * share of parameters +
 // (1 - memory_weight) * share of multiply-adds per token at sequence length `sequence`.
 struct ModelCosts {
-  std::vector<int64_t> parameters;  // L + 2 entries: embedding, blocks, final norm + head (a tied head counted there too)
+  std::vector<int64_t>
+      parameters;  // L + 2 entries: embedding, blocks, final norm + head (a tied head counted there too)
   PartitionCosts costs;
 };
 ModelCosts model_costs(const FamilyModel& model, double memory_weight, int64_t sequence = 1024);

@@ -18,9 +18,9 @@ bool is_pt(Storage& storage, const std::string& path);
 
 // Reads the directory, the pickle and, in files of ours, the slice list; no tensor data.
 // Tensor names are flat paths of the pickled object. In a file with a slice list, shapes are the global ones and
-// boxes are set from it, and a listed name stands in for the path. Throws kCorrupt for anything that isn't right, naming file and record; kUnsupported for
-// legacy, TorchScript and sparse content; the name of a forbidden global is in the text. Tensors whose storage
-// is deflated get Encoding::kDeflated; `byteorder` big gives kByteSwapped.
+// boxes are set from it, and a listed name stands in for the path. Throws kCorrupt for anything that isn't right,
+// naming file and record; kUnsupported for legacy, TorchScript and sparse content; the name of a forbidden global is in
+// the text. Tensors whose storage is deflated get Encoding::kDeflated; `byteorder` big gives kByteSwapped.
 Index read_pt(Storage& storage, const std::string& path);
 
 // The extra record alone, without the pickle: what a commit or a scan needs to know a file by.

@@ -8,8 +8,30 @@
 namespace shardsmith {
 
 enum class Dtype : uint8_t {
-  kBool, kU8, kI8, kF8E5M2, kF8E4M3, kF8E8M0, kF8E4M3Fnuz, kF8E5M2Fnuz, kI16, kU16, kF16, kBF16,
-  kI32, kU32, kF32, kC32, kC64, kF64, kI64, kU64, kC128, kQI8, kQU8, kQI32,
+  kBool,
+  kU8,
+  kI8,
+  kF8E5M2,
+  kF8E4M3,
+  kF8E8M0,
+  kF8E4M3Fnuz,
+  kF8E5M2Fnuz,
+  kI16,
+  kU16,
+  kF16,
+  kBF16,
+  kI32,
+  kU32,
+  kF32,
+  kC32,
+  kC64,
+  kF64,
+  kI64,
+  kU64,
+  kC128,
+  kQI8,
+  kQU8,
+  kQI32,
 };
 
 // Bytes of one element.

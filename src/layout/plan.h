@@ -30,10 +30,10 @@ struct Target {
 struct Copy {
   uint64_t source = 0;  // byte offset inside the Read
   uint32_t buffer = 0;
-  uint64_t offset = 0;                   // byte offset in the destination
-  std::vector<int64_t> extent;           // of the loops, in elements
-  std::vector<int64_t> source_step;      // bytes per step of each loop
-  std::vector<int64_t> destination_step; // bytes per step of each loop
+  uint64_t offset = 0;                    // byte offset in the destination
+  std::vector<int64_t> extent;            // of the loops, in elements
+  std::vector<int64_t> source_step;       // bytes per step of each loop
+  std::vector<int64_t> destination_step;  // bytes per step of each loop
   Dtype from = Dtype::kF32, to = Dtype::kF32;
   bool byte_swapped = false;
   uint32_t tensor = 0;  // Index::tensors[tensor], for messages
@@ -51,11 +51,11 @@ struct Read {
 
 // What the user is told.
 struct Report {
-  std::vector<std::string> missing;     // wanted, not in the index (or not covered)
-  std::vector<std::string> unexpected;  // in the index, wanted by nobody
-  std::vector<std::string> cast;        // "name: float32 -> bfloat16"
-  std::vector<std::string> tied;        // "name = other"
-  std::vector<std::string> passed_over; // checkpoints or files that were skipped, and why
+  std::vector<std::string> missing;      // wanted, not in the index (or not covered)
+  std::vector<std::string> unexpected;   // in the index, wanted by nobody
+  std::vector<std::string> cast;         // "name: float32 -> bfloat16"
+  std::vector<std::string> tied;         // "name = other"
+  std::vector<std::string> passed_over;  // checkpoints or files that were skipped, and why
   uint64_t bytes_needed = 0;
   uint64_t bytes_read = 0;
 };

@@ -21,10 +21,14 @@ at::Tensor normalize(const at::Tensor& x, const at::Tensor& weight, const at::Te
 
 at::Tensor activate(const at::Tensor& x, Activation activation) {
   switch (activation) {
-    case Activation::kGelu: return at::gelu(x);
-    case Activation::kGeluTanh: return at::gelu(x, "tanh");
-    case Activation::kRelu: return at::relu(x);
-    case Activation::kSilu: return at::silu(x);
+    case Activation::kGelu:
+      return at::gelu(x);
+    case Activation::kGeluTanh:
+      return at::gelu(x, "tanh");
+    case Activation::kRelu:
+      return at::relu(x);
+    case Activation::kSilu:
+      return at::silu(x);
   }
   return x;
 }
@@ -50,8 +54,8 @@ RotaryTable make_rotary_table(const ModelDescription& m, int64_t positions, cons
       if (wavelength > low) {
         f[i] = static_cast<float>(f[i] / m.rotary_factor);
       } else if (wavelength >= high) {
-        const double smooth = (original / wavelength - m.rotary_low_freq_factor) /
-                              (m.rotary_high_freq_factor - m.rotary_low_freq_factor);
+        const double smooth =
+            (original / wavelength - m.rotary_low_freq_factor) / (m.rotary_high_freq_factor - m.rotary_low_freq_factor);
         f[i] = static_cast<float>((1 - smooth) * f[i] / m.rotary_factor + smooth * f[i]);
       }
     }
@@ -67,9 +71,9 @@ at::Tensor rotate(const at::Tensor& x, const RotaryTable& table, const at::Tenso
   if (!positions.defined() && cpu::has_kernel(x, table.cos) && table.cos.scalar_type() == at::kFloat)
     return cpu::rotate(x, table.cos, table.sin);
   const auto rows = [&](const at::Tensor& t) {
-    const at::Tensor picked =
-        positions.defined() ? t.index_select(0, positions.reshape({-1})).view({-1, sequence, t.size(1)})
-                            : t.slice(0, 0, sequence).unsqueeze(0);
+    const at::Tensor picked = positions.defined()
+                                  ? t.index_select(0, positions.reshape({-1})).view({-1, sequence, t.size(1)})
+                                  : t.slice(0, 0, sequence).unsqueeze(0);
     return picked.unsqueeze(2).to(x.scalar_type());
   };
   const at::Tensor turned = at::cat({x.slice(3, half).neg(), x.slice(3, 0, half)}, 3);

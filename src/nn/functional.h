@@ -9,7 +9,8 @@
 namespace shardsmith {
 
 // x [..., H]; weight, bias [H] (bias undefined for RMSNorm). Statistics in float32 at least.
-at::Tensor normalize(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, NormKind kind, double epsilon);
+at::Tensor normalize(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, NormKind kind,
+                     double epsilon);
 
 at::Tensor activate(const at::Tensor& x, Activation activation);
 // activation(gate) * up, elementwise.

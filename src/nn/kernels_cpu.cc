@@ -148,8 +148,7 @@ struct RmsNorm : torch::autograd::Function<RmsNorm> {
     const float *px = in<float>(x), *pw = in<float>(weight);
     float *py = out<float>(y), *ps = out<float>(scale);
     at::parallel_for(0, rows, kGrain / n + 1, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i)
-        ps[i] = rms_row(px + i * n, pw, py + i * n, n, static_cast<float>(epsilon));
+      for (int64_t i = begin; i < end; ++i) ps[i] = rms_row(px + i * n, pw, py + i * n, n, static_cast<float>(epsilon));
     });
     context->save_for_backward({x, weight, scale});
     return y;

@@ -40,9 +40,9 @@ class Parameters {
 
  private:
   struct Place {
-    size_t held;       // index into held_
-    size_t position;   // this piece's number in the held tensor
-    size_t pieces;     // how many pieces that tensor has
+    size_t held;      // index into held_
+    size_t position;  // this piece's number in the held tensor
+    size_t pieces;    // how many pieces that tensor has
     bool transposed;
   };
   const Place* find(const std::string& logical) const;

@@ -63,8 +63,7 @@ at::Tensor Block::attend(const at::Tensor& x, const at::Tensor& mask, const at::
     // spelled out here.
     if (kv_heads != heads) k = k.repeat_interleave(heads / kv_heads, 1), v = v.repeat_interleave(heads / kv_heads, 1);
     at::Tensor scores = at::matmul(q, k.transpose(2, 3)) * scale_;
-    const at::Tensor seen =
-        mask.defined() ? mask : at::ones({sequence, sequence}, x.options().dtype(at::kBool)).tril();
+    const at::Tensor seen = mask.defined() ? mask : at::ones({sequence, sequence}, x.options().dtype(at::kBool)).tril();
     scores = scores.masked_fill(at::logical_not(seen), -std::numeric_limits<float>::infinity());
     at::Tensor p = at::softmax(scores, -1, scores.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
     p = dropout(p, m.attention_dropout, site(layer_, 0), dropout_context).to(v.scalar_type());
@@ -87,8 +86,7 @@ at::Tensor Block::feed_forward(const at::Tensor& x) const {
 at::Tensor Block::forward(const at::Tensor& x, const at::Tensor& mask, const at::Tensor& positions,
                           const RotaryTable& rotary, const DropoutContext& dropout_context) const {
   const ModelDescription& m = description_;
-  const at::Tensor normed =
-      normalize(x, attention_norm_weight_, attention_norm_bias_, m.norm, m.layernorm_epsilon);
+  const at::Tensor normed = normalize(x, attention_norm_weight_, attention_norm_bias_, m.norm, m.layernorm_epsilon);
   const at::Tensor attended = attend(normed, mask, positions, rotary, dropout_context);
   const at::Tensor h = x + dropout(attended, m.hidden_dropout, site(layer_, 1), dropout_context);
   const at::Tensor fed =

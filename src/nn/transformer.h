@@ -22,13 +22,14 @@ struct Inputs {
   at::Tensor labels;          // [B, S] int64, or undefined
 };
 
-// Pre-norm attention and feed-forward of one block. Computes this rank's part; with one tensor-parallel rank that is all.
+// Pre-norm attention and feed-forward of one block. Computes this rank's part; with one tensor-parallel rank that is
+// all.
 class Block {
  public:
   Block(const ModelDescription& description, const Parameters& parameters, int64_t layer);
   // x [B, S, H] -> [B, S, H]. mask: undefined (causal only) or bool [B, 1, S, S], true = attended.
-  at::Tensor forward(const at::Tensor& x, const at::Tensor& mask, const at::Tensor& positions, const RotaryTable& rotary,
-                     const DropoutContext& dropout) const;
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& mask, const at::Tensor& positions,
+                     const RotaryTable& rotary, const DropoutContext& dropout) const;
 
  private:
   at::Tensor attend(const at::Tensor& x, const at::Tensor& mask, const at::Tensor& positions, const RotaryTable& rotary,
@@ -41,8 +42,8 @@ class Block {
   at::Tensor attention_norm_weight_, attention_norm_bias_, output_norm_weight_, output_norm_bias_;
   std::vector<Linear> qkv_;  // one fused or three
   Linear dense_;
-  std::vector<Linear> in_;   // gate and up, or dense1
-  Linear out_;               // down, or dense2
+  std::vector<Linear> in_;  // gate and up, or dense1
+  Linear out_;              // down, or dense2
 };
 
 // Blocks [first, last) with the embedding in front (stage 0) and the final norm and head behind (last stage).

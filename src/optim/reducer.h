@@ -1,4 +1,5 @@
-// Averages gradients over the ranks that hold the same slice, in buckets: while one bucket is summed the next is packed.
+// Averages gradients over the ranks that hold the same slice, in buckets: while one bucket is summed the next is
+// packed.
 #pragma once
 
 #include <ATen/core/Tensor.h>

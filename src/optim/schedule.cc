@@ -16,8 +16,8 @@ double schedule_factor(const std::string& kind, int64_t step, int64_t warmup_ste
   }
   if (step < warmup_steps) return static_cast<double>(step) / static_cast<double>(std::max<int64_t>(1, warmup_steps));
   if (kind == "constant") return 1.0;
-  const double progress = static_cast<double>(step - warmup_steps) /
-                          static_cast<double>(std::max<int64_t>(1, total_steps - warmup_steps));
+  const double progress =
+      static_cast<double>(step - warmup_steps) / static_cast<double>(std::max<int64_t>(1, total_steps - warmup_steps));
   if (kind == "linear") return std::max(0.0, 1.0 - progress);
   return std::max(0.0, 0.5 * (1.0 + std::cos(std::numbers::pi * progress)));
 }

@@ -83,9 +83,8 @@ void Stage::begin_step(const Step& step) {
 void Stage::post_forward_receive(int microbatch, const Inputs& like) {
   Pending& pending = incoming_[static_cast<size_t>(microbatch)];
   if (pending) return;
-  const at::Tensor buffer =
-      at::empty({like.input_ids.size(0), like.input_ids.size(1), model_.description.hidden_size},
-                activation_options(parameters_));
+  const at::Tensor buffer = at::empty({like.input_ids.size(0), like.input_ids.size(1), model_.description.hidden_size},
+                                      activation_options(parameters_));
   pending = options_.pipeline->receive(buffer, options_.stage - 1, tag(Edge::kForward, microbatch));
 }
 
@@ -139,8 +138,8 @@ Pending Stage::start_forward(int microbatch, const Inputs& inputs) {
 at::Tensor Stage::logits(int microbatch) {
   const Microbatch& m = microbatches_.at(static_cast<size_t>(microbatch));
   if (!is_last() || !m.output.defined())
-    fail(ErrorKind::kInvalidArgument, "logits are on the last stage, after its forward: this is stage ",
-         options_.stage, " of ", stages());
+    fail(ErrorKind::kInvalidArgument, "logits are on the last stage, after its forward: this is stage ", options_.stage,
+         " of ", stages());
   return compute_.logits(m.output);
 }
 
@@ -180,8 +179,7 @@ void Stage::finish_step(bool reduce) {
     at::Tensor mine = gradient_or_zeros(tied_);
     const int other = is_first() ? stages() - 1 : 0;
     Pending sent = options_.pipeline->send(mine, other, tag(Edge::kTied, 0));
-    const at::Tensor theirs =
-        options_.pipeline->receive(at::empty_like(mine), other, tag(Edge::kTied, 0)).wait();
+    const at::Tensor theirs = options_.pipeline->receive(at::empty_like(mine), other, tag(Edge::kTied, 0)).wait();
     sent.wait();
     mine.add_(theirs);  // a + b == b + a: both ends get the same bits
   }

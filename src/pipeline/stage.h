@@ -5,8 +5,8 @@
 //                  tells the others its value (they hear of it before their backward is due, so nobody waits for it).
 //   backward(mb):  receive the gradient from stage + 1 -> autograd -> send to stage - 1.
 //
-// Threads: begin_step, finish_step and what has to do with whole steps belong to one thread. forward and backward may be
-// called from one thread a microbatch, at once: each waits for its turn. Where there is one thread (C++, one stage),
+// Threads: begin_step, finish_step and what has to do with whole steps belong to one thread. forward and backward may
+// be called from one thread a microbatch, at once: each waits for its turn. Where there is one thread (C++, one stage),
 // run_step is the plain loop over the schedule.
 #pragma once
 
@@ -44,7 +44,8 @@ class Stage {
     uint64_t first_sample = 0;  // global number of this replica's first sample
   };
   void begin_step(const Step& step);
-  // The scalar loss where there are labels: with a graph on the last stage, a plain value elsewhere. Undefined otherwise.
+  // The scalar loss where there are labels: with a graph on the last stage, a plain value elsewhere. Undefined
+  // otherwise.
   at::Tensor forward(int microbatch, const Inputs& inputs);
   // [B, S, V]; last stage, after forward(microbatch). With a graph until backward(microbatch), a plain value after it.
   at::Tensor logits(int microbatch);

@@ -14,9 +14,9 @@
 namespace shardsmith {
 
 struct TransferOptions {
-  uint64_t budget = 64 << 20;   // bytes of buffers, allocated once
-  int threads = 2;              // readers; 1 = everything on the calling thread
-  bool check = true;            // verify the block checksums that a read covers (blocks are read whole)
+  uint64_t budget = 64 << 20;  // bytes of buffers, allocated once
+  int threads = 2;             // readers; 1 = everything on the calling thread
+  bool check = true;           // verify the block checksums that a read covers (blocks are read whole)
   Progress progress;
 };
 

@@ -76,7 +76,8 @@ TEST(Rotary, KernelMatchesCompositionAndKeepsLengths) {
 }
 
 TEST(Loss, ChunkedLossMatchesCrossEntropyWithIgnoredLabels) {
-  at::Tensor labels = at::randint(0, 50, {3, 11}, at::detail::createCPUGenerator(8), at::TensorOptions().dtype(at::kLong));
+  at::Tensor labels =
+      at::randint(0, 50, {3, 11}, at::detail::createCPUGenerator(8), at::TensorOptions().dtype(at::kLong));
   labels[0].slice(0, 0, 6).fill_(kIgnoredLabel);
   labels[2].fill_(kIgnoredLabel);
   const auto ours = [&](const auto& in) { return causal_lm_loss(in[0], in[1], labels, 4); };

@@ -33,7 +33,8 @@ TEST(Schedule, EveryMicrbatchGoesForwardThenBackwardOnce) {
       }
 }
 
-// Runs all stages' schedules against each other with messages that take no time: it ends only if no stage waits for ever.
+// Runs all stages' schedules against each other with messages that take no time: it ends only if no stage waits for
+// ever.
 TEST(Schedule, StagesNeverWaitForEachOtherForEver) {
   for (int stages = 1; stages <= 6; ++stages)
     for (int m = 1; m <= 9; ++m) {
@@ -51,8 +52,10 @@ TEST(Schedule, StagesNeverWaitForEachOtherForEver) {
           const bool ready = task.kind == Kind::kForward ? s == 0 || activations.contains({s, task.microbatch})
                                                          : s == stages - 1 || gradients.contains({s, task.microbatch});
           if (!ready) continue;
-          if (task.kind == Kind::kForward) activations.insert({s + 1, task.microbatch});
-          else gradients.insert({s - 1, task.microbatch});
+          if (task.kind == Kind::kForward)
+            activations.insert({s + 1, task.microbatch});
+          else
+            gradients.insert({s - 1, task.microbatch});
           ++next[i];
           moved = true;
         }

@@ -35,8 +35,12 @@ Outcome step_with(const char* config, Layout layout, int microbatches, bool drop
   run_ranks(mesh.world_size(), [&](int rank) {
     const Coordinates at = mesh.coordinates(rank);
     const auto pp = static_cast<size_t>(at.pp), rdp = static_cast<size_t>(at.rdp);
-    StageOptions options{partition, at.pp, Group(pipelines[rdp].groups[pp], "pipeline group", milliseconds(20000)),
-                         Group(replicas[pp].groups[rdp], "data-parallel group", milliseconds(20000)), 11, 0.01};
+    StageOptions options{partition,
+                         at.pp,
+                         Group(pipelines[rdp].groups[pp], "pipeline group", milliseconds(20000)),
+                         Group(replicas[pp].groups[rdp], "data-parallel group", milliseconds(20000)),
+                         11,
+                         0.01};
     const Tensors local = local_weights(model, weights, partition, at.pp);
     Stage stage(model, Parameters(model, local), std::move(options));
     std::vector<at::Tensor> parameters;
@@ -93,8 +97,7 @@ TEST_P(Layouts, GiveTheGradientsOfOneProcess) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Families, Layouts,
-                         testing::Combine(testing::Values(kTinyLlama, kTinyGpt2), testing::Bool()));
+INSTANTIATE_TEST_SUITE_P(Families, Layouts, testing::Combine(testing::Values(kTinyLlama, kTinyGpt2), testing::Bool()));
 
 TEST(Layouts, TrainTheSameWayForSeveralSteps) {
   const Outcome one = step_with(kTinyLlama, {1, 1}, 4, false, at::kFloat, 6);
@@ -179,7 +182,8 @@ TEST(Stage, ClippingScalesToTheGlobalNorm) {
 // As transformers' Llama, whose embedding has pad_token_id as padding_idx.
 TEST(Stage, LookingUpThePaddingRowTrainsItNot) {
   std::string config = kTinyLlama;
-  config.replace(config.find("\"tie_word_embeddings\": true"), 27, "\"tie_word_embeddings\": false, \"pad_token_id\": 7");
+  config.replace(config.find("\"tie_word_embeddings\": true"), 27,
+                 "\"tie_word_embeddings\": false, \"pad_token_id\": 7");
   const FamilyModel model = family(config.c_str());
   const Partition one{{0, 4}};
   const Tensors weights = local_weights(model, initial_weights(model), one, 0);
@@ -208,7 +212,8 @@ TEST(StorePeers, ExchangeAndExplainNameTheRankAtFault) {
   run_ranks(3, [&](int rank) {
     StorePeers peers(store, rank, 3, "test");
     for (int round = 0; round < 5; ++round) {
-      const std::vector<std::string> all = peers.exchange(rank == 1 ? "" : std::to_string(rank * round), milliseconds(5000));
+      const std::vector<std::string> all =
+          peers.exchange(rank == 1 ? "" : std::to_string(rank * round), milliseconds(5000));
       EXPECT_EQ(all, (std::vector<std::string>{"0", "", std::to_string(2 * round)}));
     }
     if (rank == 2) return peers.fail("disk full");

@@ -23,7 +23,8 @@ inline const char* const kTinyLlama = R"({"model_type": "llama", "hidden_size": 
   "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48, "vocab_size": 61,
   "max_position_embeddings": 32, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
   "tie_word_embeddings": true})";
-inline const char* const kTinyGpt2 = R"({"model_type": "gpt2", "n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 32,
+inline const char* const kTinyGpt2 =
+    R"({"model_type": "gpt2", "n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 32,
   "vocab_size": 61, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "resid_pdrop": 0.1,
   "embd_pdrop": 0.1, "attn_pdrop": 0.1})";
 

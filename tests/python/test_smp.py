@@ -275,6 +275,24 @@ def test_a_dead_or_stalled_rank_is_named_in_time(models, tmp_path, dead, how):
     assert kind in ("peer", "timeout") and f"rank {dead}" in text and seconds < 30
 
 
+def test_what_code_changed_in_the_configuration_is_in_the_checkpoint(models, tmp_path):
+    run("""
+        import json, pathlib
+        from transformers import AutoModelForCausalLM
+        start(1)
+        with smp.model_creation():
+            model = AutoModelForCausalLM.from_pretrained(MODELS + "/gpt2", resid_pdrop=0.25)
+        model = smp.DistributedModel(model)
+        train_step(model, ids_of(0))
+        smp.save_checkpoint(FOLDER + "/ck", tag="one", partial=True, model=model)
+        source = json.loads(pathlib.Path(MODELS, "gpt2", "config.json").read_text())
+        for kept in (json.loads(pathlib.Path(FOLDER, "ck", "one_partial", "manifest.json").read_text())["model_config"],
+                     json.loads(pathlib.Path(FOLDER, "ck", "hf", "config.json").read_text())):
+            assert source["resid_pdrop"] != kept["resid_pdrop"] == 0.25
+            assert {k: v for k, v in kept.items() if source.get(k) != v}.keys() <= {"resid_pdrop", "dtype", "torch_dtype"}
+    """, 1, models, tmp_path)
+
+
 SAVE = """
 import argparse, datetime, pathlib
 import numpy

@@ -140,12 +140,13 @@ Leaf make_leaf(const std::string& dtype, uintptr_t storage, uint64_t storage_siz
 }  // namespace
 
 void bind_checkpoint(py::module_& m) {
-  py::class_<Leaf>(m, "Leaf")
-      .def(py::init(&make_leaf), py::arg("dtype"), py::arg("storage_ptr"), py::arg("storage_nbytes"), py::arg("offset"),
-           py::arg("size"), py::arg("strides"), py::arg("requires_grad") = false, py::arg("name") = "",
-           py::arg("global_shape") = Shape{}, py::arg("box_offset") = Shape{});
+  py::class_<Leaf>(m, "Leaf").def(py::init(&make_leaf), py::arg("dtype"), py::arg("storage_ptr"),
+                                  py::arg("storage_nbytes"), py::arg("offset"), py::arg("size"), py::arg("strides"),
+                                  py::arg("requires_grad") = false, py::arg("name") = "",
+                                  py::arg("global_shape") = Shape{}, py::arg("box_offset") = Shape{});
   m.def("save_partial", &save, py::arg("path"), py::arg("tag"), py::arg("manifest"), py::arg("files"), py::arg("rank"),
-        py::arg("size"), py::arg("exchange") = py::none(), py::arg("num_kept") = py::none(), py::arg("deadline") = 300.0);
+        py::arg("size"), py::arg("exchange") = py::none(), py::arg("num_kept") = py::none(),
+        py::arg("deadline") = 300.0);
   m.def("scan", [](const std::string& path) {
     py::list result;
     for (const Found& found : scan(local_storage(), path)) result.append(found_to_python(found));

@@ -13,8 +13,7 @@ namespace shardsmith::python {
 namespace {
 
 // name, dtype, global shape, box offset, box extent, address, bytes, strides in elements
-using WantTuple =
-    std::tuple<std::string, std::string, Shape, Shape, Shape, uintptr_t, uint64_t, Strides>;
+using WantTuple = std::tuple<std::string, std::string, Shape, Shape, Shape, uintptr_t, uint64_t, Strides>;
 
 Dtype dtype_of(const std::string& name) {
   const std::optional<Dtype> dtype = dtype_from_torch(name);
@@ -88,7 +87,10 @@ void bind_index(py::module_& m) {
       .def_readonly("name", &TensorName::name)
       .def("__repr__", [](const TensorName& t) { return "TensorName('" + t.name + "')"; });
   py::class_<Opaque>(m, "Opaque")
-      .def(py::init([](std::string class_name) { return Opaque{std::move(class_name), {}}; }), py::arg("class_name"))
+      .def(py::init([](std::string class_name) {
+             return Opaque{std::move(class_name), {}};
+           }),
+           py::arg("class_name"))
       .def_readonly("class_name", &Opaque::class_name)
       .def_property_readonly("state",
                              [](const Opaque& o) {
@@ -119,12 +121,16 @@ void bind_index(py::module_& m) {
           py::arg("wants"), py::arg("budget") = 64 << 20, py::arg("threads") = 1, py::arg("check") = true,
           py::arg("allow_missing") = false, py::arg("where") = "");
 
-  m.def("read_hf", [](const std::string& folder) { return read_hf(local_storage(), folder); }, Unlocked());
+  m.def(
+      "read_hf", [](const std::string& folder) { return read_hf(local_storage(), folder); }, Unlocked());
   m.def(
       "read_hf_logical",
-      [](const std::string& folder, const FamilyModel& model) { return logical(read_hf(local_storage(), folder), model); },
+      [](const std::string& folder, const FamilyModel& model) {
+        return logical(read_hf(local_storage(), folder), model);
+      },
       Unlocked());
-  m.def("read_pt", [](const std::string& path) { return read_pt(local_storage(), path); }, Unlocked());
+  m.def(
+      "read_pt", [](const std::string& path) { return read_pt(local_storage(), path); }, Unlocked());
   m.def(
       "read_pt_logical",
       [](const std::string& path, const FamilyModel& model) { return logical(read_pt(local_storage(), path), model); },
@@ -135,7 +141,8 @@ void bind_index(py::module_& m) {
         return read_partial(local_storage(), folder, read_manifest(local_storage(), folder));
       },
       Unlocked());
-  m.def("detect_format", [](const std::string& path) { return detect_format(local_storage(), path); }, Unlocked());
+  m.def(
+      "detect_format", [](const std::string& path) { return detect_format(local_storage(), path); }, Unlocked());
 }
 
 }  // namespace shardsmith::python

@@ -65,7 +65,10 @@ void bind_layout(py::module_& m) {
              const Coordinates c = mesh.coordinates(rank);
              return py::make_tuple(c.pp, c.tp, c.rdp);
            })
-      .def("rank", [](const Mesh& mesh, int pp, int tp, int rdp) { return mesh.rank({pp, tp, rdp}); })
+      .def("rank",
+           [](const Mesh& mesh, int pp, int tp, int rdp) {
+             return mesh.rank({pp, tp, rdp});
+           })
       .def("pp_group", &Mesh::pp_group)
       .def("tp_group", &Mesh::tp_group)
       .def("rdp_group", &Mesh::rdp_group)

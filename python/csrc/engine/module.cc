@@ -6,8 +6,8 @@
 
 #include <optional>
 
-#include "comm/store_peers.h"
 #include "../errors.h"
+#include "comm/store_peers.h"
 #include "pipeline/stage.h"
 
 namespace py = pybind11;
@@ -36,11 +36,17 @@ class ThreadState {
 Inputs inputs_of(const std::map<std::string, at::Tensor>& tensors) {
   Inputs inputs;
   for (const auto& [name, tensor] : tensors) {
-    if (name == "input_ids") inputs.input_ids = tensor;
-    else if (name == "attention_mask") inputs.attention_mask = tensor;
-    else if (name == "position_ids") inputs.position_ids = tensor;
-    else if (name == "labels") inputs.labels = tensor;
-    else fail(ErrorKind::kInvalidArgument, "the model takes input_ids, attention_mask, position_ids and labels, not '", name, "'");
+    if (name == "input_ids")
+      inputs.input_ids = tensor;
+    else if (name == "attention_mask")
+      inputs.attention_mask = tensor;
+    else if (name == "position_ids")
+      inputs.position_ids = tensor;
+    else if (name == "labels")
+      inputs.labels = tensor;
+    else
+      fail(ErrorKind::kInvalidArgument, "the model takes input_ids, attention_mask, position_ids and labels, not '",
+           name, "'");
   }
   if (!inputs.input_ids.defined()) fail(ErrorKind::kInvalidArgument, "the model needs input_ids");
   return inputs;
@@ -53,11 +59,16 @@ std::optional<Group> group_of(const std::optional<GroupHandle>& handle, const ch
 
 std::unique_ptr<Stage> make_stage(const std::string& config_json, const std::vector<int>& first, int stage,
                                   std::map<std::string, at::Tensor> parameters,
-                                  const std::optional<GroupHandle>& pp_group, const std::optional<GroupHandle>& rdp_group,
-                                  double peer_timeout, uint64_t seed, double bucket_cap_mb) {
+                                  const std::optional<GroupHandle>& pp_group,
+                                  const std::optional<GroupHandle>& rdp_group, double peer_timeout, uint64_t seed,
+                                  double bucket_cap_mb) {
   const FamilyModel model = describe_model(parse_json(config_json, "the model's config"));
-  StageOptions options{Partition{first}, stage, group_of(pp_group, "pipeline group", peer_timeout),
-                       group_of(rdp_group, "data-parallel group", peer_timeout), seed, bucket_cap_mb};
+  StageOptions options{Partition{first},
+                       stage,
+                       group_of(pp_group, "pipeline group", peer_timeout),
+                       group_of(rdp_group, "data-parallel group", peer_timeout),
+                       seed,
+                       bucket_cap_mb};
   return std::make_unique<Stage>(model, Parameters(model, std::move(parameters)), std::move(options));
 }
 
@@ -135,7 +146,13 @@ PYBIND11_MODULE(_engine, m) {
   bind_stage(m);
   py::class_<ThreadState>(m, "ThreadState")
       .def(py::init<>())
-      .def("__enter__", [](ThreadState& self) -> ThreadState& { self.enter(); return self; }, py::return_value_policy::reference)
+      .def(
+          "__enter__",
+          [](ThreadState& self) -> ThreadState& {
+            self.enter();
+            return self;
+          },
+          py::return_value_policy::reference)
       .def("__exit__", [](ThreadState& self, const py::args&) { self.exit(); });
 }
 

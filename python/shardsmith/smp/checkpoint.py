@@ -55,8 +55,9 @@ def save_checkpoint(path: Any, tag: Any, partial: bool = True, model: Distribute
     keep: list[torch.Tensor] = []
     files: list[tuple[str, Any]] = []
 
-    def gather() -> str:
-        hf = _write_hf_folder(path, model) if state.rank == 0 and model is not None else ""
+    def gather() -> tuple[str, str]:
+        config = weightless.saved_config_text(model.module) if model is not None else ""
+        hf = _write_hf_folder(path, model, config) if state.rank == 0 and model is not None else ""
         skip = _stored_elsewhere()
         if rdp == 0 and model is not None:
             files.append((f"model_{pp}_{tp}.pt", _model_tree(model, keep, skip)))
@@ -66,15 +67,15 @@ def save_checkpoint(path: Any, tag: Any, partial: bool = True, model: Distribute
         files.append((f"rng_{state.rank}.pt", values))
         if state.rank == 0 and user_content is not None:
             files.append(("user_content.pt", Encoder(keep).encode(user_content)))
-        return hf
+        return config, hf
 
-    hf = state.together(gather)
+    config, hf = state.together(gather)
     logger.info("[%d] saving partial checkpoint %s in %s", state.rank, tag, path)
     manifest = {
         "step": state.optimizer_steps, "world_size": state.size, "pp": state.mesh.pp_size, "tp": state.mesh.tp_size,
         "rdp": state.mesh.rdp_size, "placement": state.cfg.placement_strategy,
         "first": list(state.model._first) if state.model is not None and state.model._first else [],
-        "model_config": _config_text(model) if model is not None else "", "hf": hf,
+        "model_config": config, "hf": hf,
     }
     exchange = None if state.size == 1 else state.exchange
     result = _core.save_partial(path, tag, manifest, files, state.rank, state.size, exchange,
@@ -101,14 +102,7 @@ def _model_tree(model: DistributedModel, keep: list[torch.Tensor], skip: set[str
     return tree
 
 
-def _config_text(model: DistributedModel) -> str:
-    source = weightless.source_of(model.module)
-    if source is not None and source.folder is not None:
-        return pathlib.Path(source.folder, "config.json").read_text(encoding="utf-8")
-    return model._config_text
-
-
-def _write_hf_folder(path: str, model: DistributedModel) -> str:
+def _write_hf_folder(path: str, model: DistributedModel, config: str) -> str:
     """Once, atomically. Returns its name."""
     target = os.path.join(path, HF_FOLDER)
     if os.path.isdir(target):
@@ -122,9 +116,7 @@ def _write_hf_folder(path: str, model: DistributedModel) -> str:
                 original = os.path.join(source.folder, name)
                 if os.path.isfile(original):
                     shutil.copyfile(original, os.path.join(temporary, name))
-        else:
-            pathlib.Path(temporary, "config.json").write_text(
-                json.dumps(json.loads(model._config_text), indent=2) + "\n", encoding="utf-8")
+        pathlib.Path(temporary, "config.json").write_text(config, encoding="utf-8")
         for name in [*(os.path.join(temporary, name) for name in os.listdir(temporary)), temporary]:
             _sync(name)
         os.rename(temporary, target)

@@ -9,7 +9,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -99,27 +99,32 @@ class Session:
     def stages(self) -> int:
         return len(self.group_members("pp"))
 
+    @property
+    def limits(self) -> Limits:
+        return limits_of(self.cfg.peer_timeout if self.cfg is not None else 24.0)
+
     # One rank's failure is everybody's.
     def peer_error(self, text: str) -> Error:
         """After a communication error: the error that names the rank at fault."""
         if self.peers is None:
             return Error("peer", text, self.rank)
-        seconds = _explain_seconds(self.cfg)
-        said = _bounded(lambda: self.peers.explain(text, seconds), seconds + STORE_GRACE)
+        limits = self.limits
+        said = _bounded(lambda: self.peers.explain(text, limits.explain), limits.explain + limits.store)
         return Error("peer", said or f"{STORE_SILENT} (rank {self.rank} was {text})", self.rank)
 
     def fail(self, error: BaseException) -> None:
         """Says to the others that this rank has failed by itself."""
         if self.peers is not None and self.size > 1:
             said = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
-            _bounded(lambda: self.peers.fail(said), STORE_GRACE)
+            _bounded(lambda: self.peers.fail(said), self.limits.store)
 
     def exchange(self, message: bytes, seconds: float | None = None) -> list[bytes]:
         """Every rank's message on every rank."""
         if self.size == 1:
             return [message]
-        seconds = self.cfg.peer_timeout if seconds is None else seconds
-        answers = _bounded(lambda: self.peers.exchange(message, seconds), seconds + STORE_GRACE)
+        limits = self.limits
+        seconds = limits.communication if seconds is None else seconds
+        answers = _bounded(lambda: self.peers.exchange(message, seconds), seconds + limits.store)
         if answers is None:
             raise Error("timeout", STORE_SILENT, 0)
         return answers
@@ -146,8 +151,21 @@ class Session:
         return result
 
 
-# A store whose host is stopped, not dead, lets its clients wait for ever.
-STORE_GRACE = 2.0
+class Limits(NamedTuple):
+    """How `peer_timeout` is spent, in seconds, so that all of it together is no more: `communication` waits for another
+    rank; then `explain` is for finding out who is at fault; `store` is for a store whose host is stopped, not dead, and
+    which would let its clients wait for ever."""
+
+    communication: float
+    explain: float
+    store: float
+
+
+def limits_of(peer_timeout: float) -> Limits:
+    asking = min(12.0, peer_timeout / 4)
+    return Limits(peer_timeout - asking, asking * 3 / 4, asking / 4)
+
+
 STORE_SILENT = "rank 0, or the launcher, has stalled: the store that connects the ranks does not answer"
 
 
@@ -169,10 +187,6 @@ def _bounded(function: Callable[[], Any], seconds: float) -> Any:
     if error is not None:
         raise error
     return result
-
-
-def _explain_seconds(cfg: Config | None) -> float:
-    return min(10.0, cfg.peer_timeout) if cfg is not None else 5.0
 
 
 def is_communication_error(error: BaseException) -> bool:
@@ -207,7 +221,7 @@ def _backend(cfg: Config) -> str:
 def _make_default_group(cfg: Config) -> None:
     if dist.is_initialized():
         return
-    timeout = datetime.timedelta(seconds=cfg.peer_timeout)
+    timeout = datetime.timedelta(seconds=limits_of(cfg.peer_timeout).communication)
     backend = _backend(cfg)
     if backend == "nccl":
         backend = "cpu:gloo,cuda:nccl"
@@ -266,7 +280,7 @@ def init(config: Mapping[str, Any] | None = None) -> None:
 
 def _make_groups() -> None:
     """All ranks make all groups in the same order, as torch demands."""
-    timeout = datetime.timedelta(seconds=state.cfg.peer_timeout)
+    timeout = datetime.timedelta(seconds=state.limits.communication)
     state.members["world"], state.groups["world"] = list(range(state.size)), dist.group.WORLD
     made: dict[tuple[int, ...], dist.ProcessGroup] = {tuple(range(state.size)): dist.group.WORLD}
     for kind in ("pp", "tp", "rdp", "dp", "mp"):

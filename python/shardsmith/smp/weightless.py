@@ -7,6 +7,7 @@ others lose it there. Until then saving or copying the module raises: it would g
 from __future__ import annotations
 
 import json
+import pathlib
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -135,5 +136,26 @@ def config_text(module: nn.Module) -> str:
         raise Error("unsupported", f"{type(module).__name__} has no transformers configuration: this version splits "
                                    "models of known Hugging Face families only")
     values = config.to_dict()
-    # Overrides given in code may hold torch types.
-    return json.dumps(values, default=lambda v: str(v).removeprefix("torch."))
+    return json.dumps(values, default=_plain)
+
+
+def saved_config_text(module: nn.Module) -> str:
+    """What a checkpoint keeps of the configuration: the source folder's own config.json, so that nothing it says is lost,
+    with what code has changed since."""
+    source = source_of(module)
+    if source is None or source.folder is None:
+        return config_text(module)
+    from transformers import AutoConfig
+
+    values = json.loads(pathlib.Path(source.folder, "config.json").read_text(encoding="utf-8"))
+    before, now = AutoConfig.from_pretrained(source.folder).to_dict(), module.config.to_dict()
+    for key, value in now.items():
+        if key != "_name_or_path" and (key not in before or before[key] != value):
+            # transformers renamed it, and reads both.
+            values["torch_dtype" if key == "dtype" and "torch_dtype" in values else key] = value
+    return json.dumps(values, default=_plain, indent=2) + "\n"
+
+
+def _plain(value: Any) -> str:
+    """Overrides given in code may hold torch types."""
+    return str(value).removeprefix("torch.")
