@@ -1,6 +1,8 @@
 #include "format/detect.h"
 
 #include "base/error.h"
+#include "format/bare_pickle.h"
+#include "format/dcp.h"
 #include "format/hf.h"
 #include "format/pt.h"
 #include "format/safetensors.h"
@@ -32,10 +34,13 @@ std::string detect_format(Storage& storage, const std::string& path) {
   }
   if (is_directory) {
     if (has_manifest(storage, path)) return "partial";
-    return is_hf(storage, path) ? "hf" : "";
+    if (is_hf(storage, path)) return "hf";
+    if (is_dcp(storage, path)) return "dcp";
+    return is_safetensors_folder(storage, path) ? "safetensors" : "";
   }
   if (is_safetensors(storage, path)) return "safetensors";
-  return is_pt(storage, path) ? "pt" : "";
+  if (is_pt(storage, path)) return "pt";
+  return is_bare_pickle(storage, path) ? "pickle" : "";
 }
 
 }  // namespace shardsmith

@@ -8,7 +8,8 @@
 
 namespace shardsmith {
 
-// "pt", "safetensors", "hf", "partial" (a folder with our manifest) or "" where it is none of them.
+// "pt", "safetensors" (a file, or a folder with an index but no config.json), "hf", "dcp", "partial" (a folder with our
+// manifest), "pickle" (a bare one, see format/bare_pickle.h) or "" where it is none of them.
 // kNotFound if there is nothing.
 std::string detect_format(Storage& storage, const std::string& path);
 

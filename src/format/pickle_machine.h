@@ -20,21 +20,33 @@ namespace shardsmith::pickle {
 
 using Id = uint32_t;
 
-enum class Kind : uint8_t { kScalar, kList, kTuple, kDict, kSet, kGlobal, kStorage, kTensor, kOpaque };
+enum class Kind : uint8_t {
+  kScalar,
+  kList,
+  kTuple,
+  kDict,
+  kSet,
+  kGlobal,
+  kStorage,
+  kTensor,
+  kBlank,  // a tensor of torch's first years, before its state is set
+  kOpaque,
+};
 
 struct Node {
   Kind kind = Kind::kScalar;
   std::vector<Id> items;                                // a dict's keys and values in turn
   Value scalar;                                         // kScalar; kGlobal, kOpaque: the full name
-  PickleGlobal global{PickleName::kClass, Dtype::kU8};  // kGlobal
+  PickleGlobal global{PickleName::kClass, Dtype::kU8};  // kGlobal, kStorage; kOpaque: kObject if it takes a state
   size_t index = 0;                                     // of a storage or a tensor
   Dtype dtype = Dtype::kU8;                             // of a storage
+  uint64_t begin = 0, end = 0;                          // bytes of a storage that this one shows
 };
 
 class Machine {
  public:
-  Machine(std::string_view bytes, std::string_view where, const PickleLimits& limits)
-      : bytes_(bytes), where_(where), limits_(limits) {
+  Machine(std::string_view bytes, std::string_view where, const PickleLimits& limits, PickleNames names)
+      : bytes_(bytes), where_(where), limits_(limits), names_(names) {
     none_ = make_scalar(Value());
     true_ = make_scalar(Value(true));
     false_ = make_scalar(Value(false));
@@ -42,6 +54,7 @@ class Machine {
   }
 
   Pickled run();
+  size_t used() const { return at_; }
 
  private:
   template <typename... Args>
@@ -52,6 +65,10 @@ class Machine {
     bad("forbidden: it asks for '", printable(module), ".", printable(name),
         "', which is not among the names that a checkpoint may hold; nothing was executed");
   }
+  [[noreturn]] void truncated() const {
+    throw PickleTruncated(ErrorKind::kCorrupt,
+                          str(where_, ": truncated: its pickle goes on after the end (byte ", at_, " of the pickle)"));
+  }
   static std::string printable(std::string_view text) {
     std::string out;
     for (char c : text.substr(0, 200)) out += c >= 0x20 && c < 0x7f ? c : '?';
@@ -59,7 +76,7 @@ class Machine {
   }
 
   std::string_view take(uint64_t n) {
-    if (n > bytes_.size() - at_) bad("truncated: ", n, " more bytes expected");
+    if (n > bytes_.size() - at_) truncated();
     const std::string_view out = bytes_.substr(at_, n);
     at_ += n;
     return out;
@@ -70,7 +87,7 @@ class Machine {
   }
   std::string_view line() {
     const size_t end = bytes_.find('\n', at_);
-    if (end == std::string_view::npos) bad("truncated: a name without an end");
+    if (end == std::string_view::npos) truncated();
     const std::string_view out = bytes_.substr(at_, end - at_);
     at_ = end + 1;
     return out;
@@ -133,22 +150,48 @@ class Machine {
   void push_global(std::string_view module, std::string_view name);
 
   void append(std::vector<Id> items) {
+    if (takes_anything()) return add_part(Kind::kList, std::move(items));
     Node& list = top();
     if (list.kind != Kind::kList) bad("appends to something that is no list");
     list.items.insert(list.items.end(), items.begin(), items.end());
   }
-  void set_items(const std::vector<Id>& items) {
+  void set_items(std::vector<Id> items) {
+    if (items.size() % 2) bad("a key without a value");
+    if (takes_anything()) return add_part(Kind::kDict, std::move(items));
     Node& dict = top();
     if (dict.kind != Kind::kDict) bad("sets an item of something that is no dict");
-    if (items.size() % 2) bad("a key without a value");
     dict.items.insert(dict.items.end(), items.begin(), items.end());
+  }
+  // Where every name is allowed, an unknown object may be a kind of list or dict.
+  bool takes_anything() { return names_ == PickleNames::kAny && top().kind == Kind::kOpaque; }
+  void add_part(Kind kind, std::vector<Id> items) {
+    const Id part = make(kind);
+    nodes_[part].items = std::move(items);
+    top().items.push_back(part);
   }
 
   void step(unsigned char op);
-  void reduce();
+  bool step_of_any(unsigned char op);
   void persistent();
-  void add_tensor(PickledTensor tensor, const Node& storage);
+  void build();
+
+  // Calls, in pickle_calls.cc.
+  void reduce();
+  void call(const Node& function, const std::vector<Id>& args);
+  void object(std::string name, std::vector<Id> parts);
+  void make_dict(const std::vector<Id>& args);
+  void make_set_or_size(PickleName name, const std::vector<Id>& args);
+  void make_bytes(const std::vector<Id>& args);
+
+  // Tensors, in pickle_tensors.cc.
+  size_t describe_tensor(PickledTensor tensor, const Node& storage);
+  void push_tensor(size_t index);
   void rebuild(PickleName name, const std::vector<Id>& args);
+  void rebuild_from_type(const std::vector<Id>& args);
+  void rebuild_sparse(const std::vector<Id>& args);
+  void rebuild_quantized(const std::vector<Id>& args);
+  void push_special(const char* name, const std::vector<std::pair<const char*, Id>>& fields);
+  bool set_tensor(Id tensor, Id state);
 
   const Node& node(Id id) const { return nodes_[id]; }
   const std::string* text(Id id) const { return node(id).scalar.get_if<std::string>(); }
@@ -175,6 +218,7 @@ class Machine {
 
   std::string_view bytes_, where_;
   const PickleLimits& limits_;
+  PickleNames names_;
   size_t at_ = 0;
   std::vector<Node> nodes_;
   std::vector<Id> stack_;

@@ -34,6 +34,7 @@ enum Opcode : unsigned char {
   kInst = 'i',
   kLongBinGet = 'j',
   kList = 'l',
+  kObj = 'o',
   kEmptyList = ']',
   kBinPut = 'q',
   kLongBinPut = 'r',
@@ -127,8 +128,12 @@ void Machine::push_long(std::string_view data) {
 }
 
 void Machine::push_global(std::string_view module, std::string_view name) {
-  const auto global = pickle_global(module, name);
+  const auto global = pickle_global(module, name, names_);
   if (!global) forbidden(module, name);
+  if (global->name == PickleName::kForeignTensor && names_ != PickleNames::kAny)
+    fail(ErrorKind::kUnsupported, where_, ": holds a '", printable(module), ".", printable(name),
+         "', which is spread over ranks or made of other tensors; save plain tensors (x.full_tensor()), or use "
+         "torch.distributed.checkpoint");
   if (global->name == PickleName::kDtype) {
     push(make_scalar(Value(DtypeName{std::string(name)})));
     return;
@@ -146,7 +151,7 @@ void Machine::step(unsigned char op) {
       if (const int version = number<uint8_t>(); version < 2 || version > 5) bad("pickle protocol ", version);
       return;
     case kFrame:
-      if (number<uint64_t>() > bytes_.size() - at_) bad("truncated: a frame is longer than the rest");
+      if (number<uint64_t>() > bytes_.size() - at_) truncated();
       return;
     case kMark:
       marks_.push_back(stack_.size());
@@ -266,22 +271,62 @@ void Machine::step(unsigned char op) {
     }
     case kInst: {
       const std::string_view module = line(), name = line();
-      forbidden(module, name);
+      if (names_ != PickleNames::kAny) forbidden(module, name);
+      return object(std::string(module) + "." + std::string(name), pop_mark());
     }
     case kReduce:
     case kNewObj:
       return reduce();
-    case kBuild: {
-      // Attributes of a dict or tensor (a state dict's `_metadata`): nothing that is held here.
-      pop();
-      const Kind kind = top().kind;
-      if (kind != Kind::kDict && kind != Kind::kTensor) bad("sets the state of something that has none");
-      return;
-    }
+    case kBuild:
+      return build();
     case kBinPersid:
       return persistent();
     default:
+      if (names_ == PickleNames::kAny && step_of_any(op)) return;
       bad("unknown or forbidden operation 0x", std::hex, static_cast<int>(op), std::dec);
+  }
+}
+
+// Operations that build objects of classes, which no checkpoint needs: only where nothing but names is asked for.
+bool Machine::step_of_any(unsigned char op) {
+  if (op == kNewObjEx) {
+    const Id keywords = pop(), args = pop();
+    const Node cls = node(pop());
+    if (cls.kind != Kind::kGlobal || node(args).kind != Kind::kTuple) bad("an object of no class");
+    std::vector<Id> parts = node(args).items;
+    charge(parts.size());
+    parts.push_back(keywords);
+    object(*cls.scalar.get_if<std::string>(), std::move(parts));
+    return true;
+  }
+  if (op == kObj) {
+    std::vector<Id> parts = pop_mark();
+    if (parts.empty() || node(parts[0]).kind != Kind::kGlobal) bad("an object of no class");
+    const std::string name = *node(parts[0]).scalar.get_if<std::string>();
+    object(name, {parts.begin() + 1, parts.end()});
+    return true;
+  }
+  return false;
+}
+
+// Sets the state of what is on top of the stack. Attributes of a dict or tensor (a state dict's `_metadata`) are not
+// held.
+void Machine::build() {
+  const Id state = pop();
+  top();
+  const Id id = stack_.back();
+  switch (nodes_[id].kind) {
+    case Kind::kDict:
+      return;
+    case Kind::kTensor:
+    case Kind::kBlank:
+      if (!set_tensor(id, state) && nodes_[id].kind == Kind::kBlank) bad("a tensor whose state is none");
+      return;
+    case Kind::kOpaque:
+      if (nodes_[id].global.name == PickleName::kObject) nodes_[id].items.push_back(state);
+      return;
+    default:
+      if (names_ != PickleNames::kAny) bad("sets the state of something that has none");
   }
 }
 
@@ -314,11 +359,14 @@ Value Machine::value_of(Id id, size_t depth) {
     }
     case Kind::kTensor:
       return Value(TensorRef{n.index});
+    case Kind::kBlank:
+      bad("a tensor without a state");
     case Kind::kStorage: {  // on its own: as torch shows it, one dimension of elements
       PickledTensor tensor;
       tensor.storage = n.index;
       tensor.dtype = n.dtype;
-      tensor.size = {static_cast<int64_t>(result_.storages[n.index].bytes) / size_of(n.dtype)};
+      tensor.offset = static_cast<int64_t>(n.begin) / size_of(n.dtype);
+      tensor.size = {static_cast<int64_t>(n.end - n.begin) / size_of(n.dtype)};
       tensor.strides = {1};
       result_.tensors.push_back(std::move(tensor));
       return Value(TensorRef{result_.tensors.size() - 1});
@@ -333,8 +381,12 @@ Value Machine::value_of(Id id, size_t depth) {
 
 }  // namespace pickle
 
-Pickled read_pickle(std::string_view bytes, std::string_view where, const PickleLimits& limits) {
-  return pickle::Machine(bytes, where, limits).run();
+Pickled read_pickle(std::string_view bytes, std::string_view where, const PickleLimits& limits, PickleNames names,
+                    size_t* used) {
+  pickle::Machine machine(bytes, where, limits, names);
+  Pickled result = machine.run();
+  if (used) *used = machine.used();
+  return result;
 }
 
 }  // namespace shardsmith

@@ -1,13 +1,11 @@
 // Values -> protocol 2, in the words that torch's weights_only unpickler accepts.
-#include <bit>
 #include <optional>
 #include <set>
 #include <unordered_map>
 
 #include "base/error.h"
-#include "base/utf8.h"
-#include "format/bytes.h"
 #include "format/pickle.h"
+#include "format/pickle_emit.h"
 #include "format/pickle_names.h"
 
 namespace shardsmith {
@@ -32,43 +30,10 @@ bool all_hashable(const List& items) {
   return true;
 }
 
-// Shortest little-endian two's complement; nothing for text that is no integer or needs more than 255 bytes.
-std::optional<std::string> long_bytes(const std::string& digits) {
-  const bool negative = !digits.empty() && digits[0] == '-';
-  const size_t begin = negative || (!digits.empty() && digits[0] == '+') ? 1 : 0;
-  if (begin == digits.size() || digits.size() > 620) return {};
-  std::string magnitude;
-  for (size_t i = begin; i < digits.size(); ++i) {
-    if (digits[i] < '0' || digits[i] > '9') return {};
-    unsigned carry = static_cast<unsigned>(digits[i] - '0');
-    for (char& c : magnitude) {
-      carry += static_cast<unsigned char>(c) * 10u;
-      c = static_cast<char>(carry);
-      carry >>= 8;
-    }
-    if (carry) magnitude += static_cast<char>(carry);
-  }
-  magnitude += '\0';  // room for the sign
-  if (negative) {
-    unsigned carry = 1;
-    for (char& c : magnitude) {
-      carry += static_cast<unsigned char>(~c);
-      c = static_cast<char>(carry);
-      carry >>= 8;
-    }
-  }
-  const auto sign = [](char c) { return static_cast<signed char>(c) < 0; };
-  while (magnitude.size() > 1 && (magnitude.back() == 0 || magnitude.back() == '\xff') &&
-         sign(magnitude.back()) == sign(magnitude[magnitude.size() - 2]))
-    magnitude.pop_back();
-  if (magnitude.size() > 255) return {};
-  return magnitude;
-}
-
-class Writer {
+class Writer : private PickleEmitter {
  public:
   Writer(std::span<const PickledTensor> tensors, std::span<const PickledStorage> storages, std::string_view where)
-      : tensors_(tensors), storages_(storages), where_(where), untyped_(storages.size(), false) {
+      : PickleEmitter(where), tensors_(tensors), storages_(storages), untyped_(storages.size(), false) {
     std::vector<std::optional<Dtype>> seen(storages.size());
     for (const PickledTensor& tensor : tensors) {
       if (tensor.storage >= storages.size())
@@ -99,25 +64,8 @@ class Writer {
 
   void put(const None&, size_t) { out_ += 'N'; }
   void put(bool v, size_t) { out_ += v ? '\x88' : '\x89'; }
-  void put(int64_t v, size_t) {
-    if (v >= 0 && v < 256) {
-      out_ += 'K';
-      put_le(out_, static_cast<uint8_t>(v));
-    } else if (v >= 0 && v < 65536) {
-      out_ += 'M';
-      put_le(out_, static_cast<uint16_t>(v));
-    } else if (v >= INT32_MIN && v <= INT32_MAX) {
-      out_ += 'J';
-      put_le(out_, static_cast<uint32_t>(v));
-    } else {
-      put_long(*long_bytes(std::to_string(v)));
-    }
-  }
-  void put(double v, size_t) {
-    const uint64_t bits = std::bit_cast<uint64_t>(v);
-    out_ += 'G';
-    for (int shift = 56; shift >= 0; shift -= 8) out_ += static_cast<char>(bits >> shift);
-  }
+  void put(int64_t v, size_t) { put_integer(v); }
+  void put(double v, size_t) { put_float(v); }
   void put(const std::string& v, size_t) { put_text(v); }
   void put(const Bytes& v, size_t) {
     std::string text;
@@ -177,10 +125,11 @@ class Writer {
     tensor_memo_[v.index] = put_memo();
   }
   void put(const Opaque& v, size_t depth) {
+    if (put_torchs_own(v, depth)) return;
     put_tagged("object", {{"class", Value(v.class_name)}, {"state", Value(List(v.state))}}, depth);
   }
   void put(const BigInt& v, size_t depth) {
-    if (const auto bytes = long_bytes(v.digits))
+    if (const auto bytes = pickle_long(v.digits))
       put_long(*bytes);
     else
       put_tagged("int", {{"digits", Value(v.digits)}}, depth);
@@ -216,62 +165,112 @@ class Writer {
     put_dict(dict, depth);
   }
 
-  void put_long(const std::string& bytes) {
-    out_ += '\x8a';
-    put_le(out_, static_cast<uint8_t>(bytes.size()));
-    out_ += bytes;
-  }
-  void put_text(const std::string& text) {
-    if (const auto known = text_memo_.find(text); known != text_memo_.end()) return put_get(known->second);
-    if (!is_utf8(text)) fail(ErrorKind::kInvalidArgument, where_, ": a text that is not UTF-8; store it as bytes");
-    if (text.size() > UINT32_MAX) fail(ErrorKind::kUnsupported, where_, ": a text of ", text.size(), " bytes");
-    out_ += 'X';
-    put_le(out_, static_cast<uint32_t>(text.size()));
-    out_ += text;
-    if (text.size() <= 256) text_memo_[text] = put_memo();
-  }
-  void put_global(std::string_view module, std::string_view name) {
-    std::string line = str('c', module, '\n', name, '\n');
-    if (const auto known = global_memo_.find(line); known != global_memo_.end()) return put_get(known->second);
-    out_ += line;
-    global_memo_[std::move(line)] = put_memo();
-  }
-  void put_get(uint32_t slot) {
-    out_ += slot < 256 ? 'h' : 'j';
-    put_slot(slot);
-  }
-  uint32_t put_memo() {
-    out_ += memo_ < 256 ? 'q' : 'r';
-    put_slot(memo_);
-    return memo_++;
-  }
-  void put_slot(uint32_t slot) {
-    if (slot < 256)
-      put_le(out_, static_cast<uint8_t>(slot));
-    else
-      put_le(out_, slot);
+  // What torch can build again; false for what becomes a tag.
+  bool put_torchs_own(const Opaque& v, size_t depth) {
+    if (v.class_name == "torch.quantized") return put_quantized(v, depth);
+    if (is_special_tensor(v.class_name)) return put_sparse(v, depth);
+    if (v.class_name == "torch.device" || v.class_name == "torch.layout") {
+      const bool device = v.class_name == "torch.device";
+      if (v.state.empty() || v.state.size() > (device ? 2 : 1) || !v.state[0].get_if<std::string>()) return false;
+      if (v.state.size() == 2 && !v.state[1].get_if<int64_t>()) return false;
+      put_global(device ? "torch" : "torch.serialization", device ? "device" : "_get_layout");
+      put(Tuple{v.state}, depth);
+      out_ += 'R';
+      return true;
+    }
+    const size_t dot = v.class_name.rfind('.');
+    if (!v.state.empty() || dot == std::string::npos) return false;
+    const auto known = pickle_global(v.class_name.substr(0, dot), v.class_name.substr(dot + 1));
+    if (!known || (known->name != PickleName::kClass && known->name != PickleName::kQScheme)) return false;
+    put_global(v.class_name.substr(0, dot), v.class_name.substr(dot + 1));
+    return true;
   }
 
-  void put_integers(const std::vector<int64_t>& values) {
-    Tuple tuple;
-    for (int64_t v : values) tuple.items.emplace_back(v);
-    put(tuple, 0);
+  bool put_sparse(const Opaque& v, size_t depth) {
+    const bool rows = v.class_name == "torch.sparse_csr" || v.class_name == "torch.sparse_bsr";
+    const bool coo = v.class_name == "torch.sparse_coo";
+    if (v.state.size() != 1) return false;
+    std::vector<const Value*> parts;
+    const std::vector<const char*> names =
+        coo    ? std::vector<const char*>{"indices", "values", "size", "is_coalesced"}
+        : rows ? std::vector<const char*>{"crow_indices", "col_indices", "values", "size"}
+               : std::vector<const char*>{"ccol_indices", "row_indices", "values", "size"};
+    for (const char* name : names) parts.push_back(v.state[0].find(name));
+    for (const Value* part : parts)
+      if (!part) return false;
+    for (size_t i = 0; i < (coo ? 2 : 3); ++i)
+      if (!parts[i]->get_if<TensorRef>()) return false;
+    if (!parts[coo ? 2 : 3]->get_if<Tuple>()) return false;
+    put_global("torch._utils", "_rebuild_sparse_tensor");
+    put_global("torch.serialization", "_get_layout");
+    put_text(v.class_name);
+    out_ += "\x85R(";
+    for (const Value* part : parts)
+      if (!(coo && part == parts[3] && part->is_none())) put_value(*part, depth + 2);
+    out_ += "t\x86R";
+    return true;
   }
+
+  bool put_quantized(const Opaque& v, size_t depth) {
+    if (v.state.size() != 1) return false;
+    const auto get = [&](const char* name) { return v.state[0].find(name); };
+    const TensorRef* data = get("data") ? get("data")->get_if<TensorRef>() : nullptr;
+    const std::string* scheme = get("qscheme") ? get("qscheme")->get_if<std::string>() : nullptr;
+    if (!data || !scheme || !scheme->starts_with("torch.")) return false;
+    const bool per_channel = scheme->starts_with("torch.per_channel");
+    const std::vector<const Value*> params =
+        per_channel ? std::vector<const Value*>{get("scales"), get("zero_points"), get("axis")}
+                    : std::vector<const Value*>{get("scale"), get("zero_point")};
+    for (const Value* param : params)
+      if (!param) return false;
+    const auto known = pickle_global("torch", scheme->substr(6));
+    if (!known || known->name != PickleName::kQScheme || data->index >= tensors_.size()) return false;
+    const PickledTensor& tensor = tensors_[data->index];
+    const std::string_view storage = quantized_storage_class(tensor.dtype);
+    if (storage.empty())
+      fail(ErrorKind::kInvalidArgument, where_, ": a quantised tensor whose data are ", to_string(tensor.dtype));
+    if (const auto done = tensor_memo_.find(data->index); done != tensor_memo_.end()) {
+      put_get(done->second);
+      return true;
+    }
+    put_global("torch._utils", "_rebuild_qtensor");
+    out_ += '(';
+    put_storage(storages_[tensor.storage], storage, size_of(tensor.dtype));
+    put_integer(tensor.offset);
+    put_integers(tensor.size);
+    put_integers(tensor.strides);
+    out_ += '(';
+    put_global("torch", scheme->substr(6));
+    for (const Value* param : params) put_value(*param, depth + 2);
+    out_ += 't';
+    put(tensor.requires_grad, 0);
+    put_global("collections", "OrderedDict");
+    out_ += ")RtR";
+    order_.push_back(data->index);
+    tensor_memo_[data->index] = put_memo();
+    return true;
+  }
+
+  void put_storage(const PickledStorage& storage, std::string_view cls, int64_t element) {
+    out_ += '(';
+    put_text("storage");
+    put_global(cls == "UntypedStorage" ? "torch.storage" : "torch", cls);
+    put_text(storage.key);
+    put_text("cpu");
+    put(static_cast<int64_t>(storage.bytes / static_cast<uint64_t>(element)), 0);
+    out_ += "tQ";
+  }
+
   void put_tensor(const PickledTensor& tensor) {
+    if (!quantized_storage_class(tensor.dtype).empty())
+      fail(ErrorKind::kUnsupported, where_, ": a tensor of ", to_string(tensor.dtype),
+           " without scale and zero point, which torch can't load; keep it inside of its 'torch.quantized'");
     const PickledStorage& storage = storages_[tensor.storage];
     const bool untyped = untyped_[tensor.storage];
     put_global("torch._utils", untyped ? "_rebuild_tensor_v3" : "_rebuild_tensor_v2");
-    out_ += "((";
-    put_text("storage");
-    if (untyped)
-      put_global("torch.storage", "UntypedStorage");
-    else
-      put_global("torch", storage_class(tensor.dtype));
-    put_text(storage.key);
-    put_text("cpu");
-    put(static_cast<int64_t>(storage.bytes / static_cast<uint64_t>(untyped ? 1 : size_of(tensor.dtype))), 0);
-    out_ += "tQ";
-    put(tensor.offset, 0);
+    out_ += '(';
+    put_storage(storage, untyped ? "UntypedStorage" : storage_class(tensor.dtype), untyped ? 1 : size_of(tensor.dtype));
+    put_integer(tensor.offset);
     put_integers(tensor.size);
     put_integers(tensor.strides);
     put(tensor.requires_grad, 0);
@@ -283,11 +282,7 @@ class Writer {
 
   std::span<const PickledTensor> tensors_;
   std::span<const PickledStorage> storages_;
-  std::string_view where_;
   std::vector<bool> untyped_;
-  std::string out_;
-  uint32_t memo_ = 0;
-  std::unordered_map<std::string, uint32_t> text_memo_, global_memo_;
   std::unordered_map<size_t, uint32_t> tensor_memo_;
   std::vector<size_t> order_;
 };

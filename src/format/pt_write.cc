@@ -1,16 +1,14 @@
+#include "format/pt_write.h"
 #include "base/error.h"
 #include "format/pickle.h"
 #include "format/pt.h"
 #include "format/pt_record.h"
 #include "format/stream_writer.h"
-#include "format/zip.h"
 
 namespace shardsmith {
-namespace {
 
-constexpr uint64_t kLargeRecord = 64 << 10;
-
-void check_tensor(const PtTensor& tensor, size_t number, const PtContent& content, const std::string& path) {
+void check_pt_tensor(const PtContent& content, size_t number, const std::string& path) {
+  const PtTensor& tensor = content.tensors[number];
   const auto bad = [&](const auto&... why) {
     fail(ErrorKind::kInvalidArgument, path, ": tensor ",
          tensor.name.empty() ? std::to_string(number) : "'" + tensor.name + "'", " ", to_string(tensor.size), ": ",
@@ -40,6 +38,8 @@ void check_tensor(const PtTensor& tensor, size_t number, const PtContent& conten
     if (tensor.box.extent[d] > tensor.size[d]) bad("is smaller than its box ", to_string(tensor.box));
 }
 
+namespace {
+
 std::vector<PtSlice> slice_list(const PtContent& content, const std::vector<size_t>& order, const std::string& path) {
   std::vector<PtSlice> slices;
   std::vector<bool> written(content.tensors.size(), false);
@@ -62,7 +62,7 @@ Written write_pt(Storage& storage, const std::string& path, const PtContent& con
   std::vector<PickledTensor> tensors;
   for (size_t i = 0; i < content.tensors.size(); ++i) {
     const PtTensor& t = content.tensors[i];
-    check_tensor(t, i, content, path);
+    check_pt_tensor(content, i, path);
     tensors.push_back({t.storage, t.dtype, t.offset, t.size, t.strides, t.requires_grad});
   }
   std::vector<PickledStorage> storages;
@@ -73,40 +73,22 @@ Written write_pt(Storage& storage, const std::string& path, const PtContent& con
   if (pickle.size() > (256 << 20))
     fail(ErrorKind::kUnsupported, path, ": ", pickle.size(), " bytes of plain values; put large data into tensors");
 
-  const std::string folder = "archive/", byteorder = "little", version = "3\n";
-  ZipLayout layout;
-  layout.add(folder + "data.pkl", pickle.size(), 64);
-  layout.add(folder + "byteorder", byteorder.size(), 64);
-  for (size_t i = 0; i < storages.size(); ++i)
-    layout.add(folder + "data/" + storages[i].key, storages[i].bytes, storages[i].bytes >= kLargeRecord ? 4096 : 64);
-  layout.add(folder + "version", version.size(), 64);
-  const size_t before_record = layout.records().size();
+  TorchZip zip(pickle);
+  for (const ByteSource& source : content.storages) zip.add_storage(source);
+  zip.add_version();
+  const size_t before_record = zip.records();
   std::string record;
   if (content.with_slices) {
-    record = make_pt_record(slice_list(content, order, path), content.extra, layout.end());
-    layout.add(folder + kPtRecordName, record.size(), 64);
+    record = make_pt_record(slice_list(content, order, path), content.extra, zip.end());
+    zip.add(kPtRecordName, bytes_of(record), 64);
   }
-  std::vector<uint32_t> crcs(layout.records().size(), 0);
-  const uint64_t size = layout.end() + layout.directory(crcs).size();
+  const uint64_t size = zip.size();
 
   const auto file = storage.create(path, Access::kDirect, size);
   StreamWriter out(*file, size);
-  for (size_t i = 0; i < crcs.size(); ++i) {
+  zip.write(out, [&](size_t i) {
     if (i == before_record) set_crcs(record, out.take_block_crcs());
-    out.append(layout.local_header(i));
-    out.take_section_crc();
-    if (i == 0)
-      out.append(pickle);
-    else if (i == 1)
-      out.append(byteorder);
-    else if (i < before_record - 1)
-      out.append(content.storages[i - 2]);
-    else
-      out.append(i == before_record ? record : version);
-    crcs[i] = out.take_section_crc();
-    out.append(layout.descriptor(i, crcs[i]));
-  }
-  out.append(layout.directory(crcs));
+  });
   out.finish();
   file->sync();
   file->close();

@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "base/utf8.h"
 #include "format/bytes.h"
+#include "format/shards.h"
 #include "format/stream_writer.h"
 #include "storage/atomic_file.h"
 
@@ -36,6 +37,7 @@ class Parser {
         index.tensors.push_back(tensor(name, info, index.tensors.size()));
     }
     check_cover(index);
+    add_ties(index);
   }
 
  private:
@@ -51,6 +53,24 @@ class Parser {
     for (const auto& [key, text] : dict->items)
       if (!text.get_if<std::string>()) bad("its __metadata__ '", *key.get_if<std::string>(), "' is no text");
     return info;
+  }
+
+  // save_model keeps one of several names of the same bytes and tells the others: {other name: kept name}.
+  void add_ties(Index& index) const {
+    index.reindex();
+    std::vector<TensorEntry> ties;
+    for (const auto& [key, text] : index.values.get_if<Dict>()->items) {
+      const std::string& name = *key.get_if<std::string>();
+      const TensorEntry* kept = index.find(*text.get_if<std::string>());
+      if (name == "format" || !kept || index.find(name)) continue;
+      TensorEntry tie;
+      tie.name = name;
+      tie.dtype = kept->dtype;
+      tie.shape = kept->shape;
+      tie.alias_of = kept->name;
+      ties.push_back(std::move(tie));
+    }
+    for (TensorEntry& tie : ties) index.tensors.push_back(std::move(tie));
   }
 
   int64_t size(const Value& value, const std::string& name, const char* what) const {
@@ -192,6 +212,35 @@ Index read_safetensors(Storage& storage, const std::string& path) {
   const Value header = parse_json(text, path + ": header");
   Parser(path, 8 + length, file->size()).parse(header, index);
   index.reindex();
+  return index;
+}
+
+namespace {
+
+std::vector<std::string> folder_indices(Storage& storage, const std::string& directory) {
+  std::vector<std::string> names;
+  for (const std::string& name : storage.list(directory)) {
+    if (name == "model.safetensors.index.json") return {name};
+    if (name.ends_with(".safetensors.index.json")) names.push_back(name);
+  }
+  return names;
+}
+
+}  // namespace
+
+bool is_safetensors_folder(Storage& storage, const std::string& directory) {
+  return !folder_indices(storage, directory).empty();
+}
+
+Index read_safetensors_folder(Storage& storage, const std::string& directory) {
+  const std::vector<std::string> names = folder_indices(storage, directory);
+  if (names.empty())
+    fail(ErrorKind::kNotFound, directory, ": no weights: it has no index (model.safetensors.index.json)");
+  if (names.size() > 1)
+    fail(ErrorKind::kInvalidArgument, directory, ": ", names.size(), " checkpoints in one folder: ", names[0], ", ",
+         names[1], "; give each its own");
+  Index index = read_shards(storage, directory, join(directory, names[0]));
+  index.format = "safetensors";
   return index;
 }
 

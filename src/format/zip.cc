@@ -40,13 +40,21 @@ struct Tail {
 Tail find_tail(ReadFile& file) {
   const uint64_t size = file.size();
   if (size < 22) no_zip(file, "too short");
-  const uint64_t window = std::min<uint64_t>(size, 22 + 65535);
-  const std::string bytes = read_at(file, size - window, window);
-  size_t at = bytes.size() - 22;
-  while (get_le<uint32_t>(bytes, at) != kEnd || at + 22 + get_le<uint16_t>(bytes, at + 20) != bytes.size()) {
-    if (at == 0) no_zip(file, "it has no end record");
-    --at;
+  // A comment may follow the end record, but hardly ever does: look close to the end first.
+  std::string bytes;
+  uint64_t window = 0;
+  size_t at = 0;
+  bool found = false;
+  for (const uint64_t most : {uint64_t{1024}, uint64_t{22 + 65535}}) {
+    if (found || window == size) break;
+    window = std::min(size, most);
+    bytes = read_at(file, size - window, window);
+    for (at = bytes.size() - 22;; --at) {
+      found = get_le<uint32_t>(bytes, at) == kEnd && at + 22 + get_le<uint16_t>(bytes, at + 20) == bytes.size();
+      if (found || at == 0) break;
+    }
   }
+  if (!found) no_zip(file, "it has no end record");
   Tail tail;
   tail.limit = size - window + at;
   tail.entries = get_le<uint16_t>(bytes, at + 10);

@@ -1,6 +1,7 @@
 // Recognised by content, never by name.
 #include <gtest/gtest.h>
 
+#include "format/dcp.h"
 #include "format/detect.h"
 #include "format/pt.h"
 #include "format/safetensors.h"
@@ -36,6 +37,28 @@ TEST(Detect, TellsByContent) {
   EXPECT_EQ(detect_format(s, folder / "hf"), "partial");
   put_file(folder / "hf/manifest.json", R"({"some":"other tool"})");
   EXPECT_EQ(detect_format(s, folder / "hf"), "hf");
+}
+
+TEST(Detect, FoldersOfOtherTools) {
+  TestFolder folder;
+  Storage& s = local_storage();
+  s.make_directory(folder / "dcp");
+  PtContent content;
+  content.value.set("step", Value(1));
+  write_dcp(s, folder / "dcp", content);
+  EXPECT_EQ(detect_format(s, folder / "dcp"), "dcp");
+  s.remove_file(folder / "dcp/.metadata");
+  EXPECT_EQ(detect_format(s, folder / "dcp"), "dcp");  // and reading it says that the save did not finish
+
+  s.make_directory(folder / "st");
+  put_file(folder / "st/model.safetensors.index.json", R"({"weight_map":{}})");
+  EXPECT_EQ(detect_format(s, folder / "st"), "safetensors");
+  put_file(folder / "st/.metadata", "another tool's");
+  EXPECT_EQ(detect_format(s, folder / "st"), "safetensors");
+  write_safetensors(s, folder / "st/shard-00001-model-00001-of-00001.safetensors", {}, {{"DCP_SHARDING_INFO", "{}"}});
+  EXPECT_EQ(detect_format(s, folder / "st"), "dcp");
+  put_file(folder / "st/config.json", "{}");
+  EXPECT_EQ(detect_format(s, folder / "st"), "hf");
 }
 
 TEST(Detect, AFileCutInHalfKeepsItsFormat) {

@@ -160,12 +160,12 @@ TEST(Pickle, CallsOfSomethingThatIsNoFunctionAreRefused) {
     EXPECT_EQ(error_of(pickle).kind(), ErrorKind::kCorrupt);
 }
 
-TEST(Pickle, SparseAndQuantisedTensorsAreNotHeld) {
+TEST(Pickle, TensorsWithoutDataAreNotHeld) {
   const Error e = error_of(
       "\x80\x02"
-      "ctorch._utils\n_rebuild_sparse_tensor\n)R."s);
+      "ctorch._utils\n_rebuild_meta_tensor_no_storage\n)R."s);
   EXPECT_EQ(e.kind(), ErrorKind::kUnsupported);
-  EXPECT_THAT(e.what(), HasSubstr("_rebuild_sparse_tensor"));
+  EXPECT_THAT(e.what(), HasSubstr("_rebuild_meta_tensor_no_storage"));
 }
 
 std::string tensor_pickle(const std::string& numel, const std::string& offset, const std::string& size,

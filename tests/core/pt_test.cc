@@ -223,7 +223,7 @@ TEST(Pt, MissingShortAndForeignRecordsAreNamed) {
       ErrorKind::kCorrupt);
   put_file(path, std::string("\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.", 15));
   EXPECT_TRUE(is_pt(local_storage(), path));
-  EXPECT_THAT(thrown([&] { read_pt(local_storage(), path); }).what(), HasSubstr("before 1.6"));
+  EXPECT_THAT(thrown([&] { read_pt(local_storage(), path); }).what(), HasSubstr("truncated"));
   put_file(path, "hello");
   EXPECT_FALSE(is_pt(local_storage(), path));
   EXPECT_EQ(thrown([&] { read_pt(local_storage(), path); }).kind(), ErrorKind::kCorrupt);

@@ -10,6 +10,7 @@
 namespace shardsmith {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -159,6 +160,58 @@ TEST(Safetensors, WhatItHasNoWordForIsNamed) {
               write_safetensors(local_storage(), folder / "m", {{"w", Dtype::kF64, {3}, source_of(c)}}, {});
             }).kind(),
             ErrorKind::kInvalidArgument);
+}
+
+TEST(Safetensors, TiesInTheMetadataAreAliases) {
+  TestFolder folder;
+  const auto f = counted<float>(6);
+  write_safetensors(local_storage(), folder / "m",
+                    {{"kept", Dtype::kF32, {2, 3}, source_of(f)}, {"x", Dtype::kF32, {6}, source_of(f)}},
+                    {{"format", "kept"}, {"other", "kept"}, {"x", "kept"}, {"note", "nothing"}, {"again", "other"}});
+  const Index index = read_safetensors(local_storage(), folder / "m");
+  validate(index);
+  ASSERT_NE(index.find("other"), nullptr);
+  EXPECT_EQ(index.find("other")->alias_of, "kept");
+  EXPECT_EQ(index.find("other")->shape, (Shape{2, 3}));
+  EXPECT_EQ(read_tensor<float>(index, "other"), f);
+  EXPECT_EQ(index.tensors.size(),
+            3u);  // "x" is a tensor itself, "format" never a tie, "nothing" and "other" no tensors
+}
+
+TEST(Safetensors, DtypesOfFourAndSixBitsAreNamed) {
+  TestFolder folder;
+  for (const std::string dtype : {"F4", "F6_E2M3", "F6_E3M2"}) {
+    put_file(folder / "m",
+             file_of(R"({"small":{"dtype":")" + dtype + R"(","shape":[8],"data_offsets":[0,4]}})", "1234"));
+    const Error e = thrown([&] { read_safetensors(local_storage(), folder / "m"); });
+    EXPECT_EQ(e.kind(), ErrorKind::kUnsupported);
+    EXPECT_THAT(e.what(), AllOf(HasSubstr("'small'"), HasSubstr(dtype)));
+  }
+}
+
+TEST(Safetensors, AFolderWithAnIndexIsOneCheckpoint) {
+  TestFolder folder;
+  const auto f = counted<float>(6);
+  Storage& s = local_storage();
+  write_safetensors(s, folder / "a.safetensors", {{"x", Dtype::kF32, {6}, source_of(f)}},
+                    {{"format", "pt"}, {"tied", "x"}, {"y", "x"}});
+  write_safetensors(s, folder / "b.safetensors", {{"y", Dtype::kF32, {2, 3}, source_of(f)}}, {{"format", "pt"}});
+  EXPECT_FALSE(is_safetensors_folder(s, folder.path()));
+  put_file(folder / "w.safetensors.index.json", R"({"weight_map":{"x":"a.safetensors","y":"b.safetensors"}})");
+  EXPECT_TRUE(is_safetensors_folder(s, folder.path()));
+  const Index index = read_safetensors_folder(s, folder.path());
+  validate(index);
+  EXPECT_EQ(index.format, "safetensors");
+  EXPECT_EQ(read_tensor<float>(index, "y"), f);
+  EXPECT_EQ(index.find("y")->shape, (Shape{2, 3}));  // what is stored wins over a tie
+  EXPECT_EQ(index.find("tied")->alias_of, "x");
+  EXPECT_EQ(*index.values.find("format"), Value("pt"));
+
+  put_file(folder / "v.safetensors.index.json", "{}");
+  EXPECT_EQ(thrown([&] { read_safetensors_folder(s, folder.path()); }).kind(), ErrorKind::kInvalidArgument);
+  // The well-known name wins.
+  put_file(folder / "model.safetensors.index.json", R"({"weight_map":{"x":"../a.safetensors"}})");
+  EXPECT_THAT(thrown([&] { read_safetensors_folder(s, folder.path()); }).what(), HasSubstr("refused"));
 }
 
 }  // namespace

@@ -223,13 +223,12 @@ def test_nothing_in_a_pickle_is_executed(tmp_path, monkeypatch, protocol, call, 
     [
         (lambda p: torch.save(argparse.Namespace(a=1), p), 5, "argparse.Namespace"),
         (lambda p: torch.save({"x": np.float64(1)}, p), 5, "numpy"),
-        (lambda p: torch.save({"x": torch.ones(3).to_sparse()}, p), 2, "sparse"),
+        (lambda p: torch.save({"x": torch.nested.nested_tensor([torch.ones(3)])}, p), 2, "nested"),
         (lambda p: torch.save({"x": torch.ones(3, device="meta")}, p), 2, "meta"),
-        (lambda p: torch.save({"x": torch.ones(2)}, p, _use_new_zipfile_serialization=False), 2, "1.6"),
         (lambda p: torch.jit.script(torch.nn.Linear(2, 2)).save(str(p)), 2, "TorchScript"),
         (lambda p: p.write_bytes(pickle.dumps({"x": 1})), 5, ""),
     ],
-    ids=["namespace", "numpy", "sparse", "meta", "legacy", "torchscript", "bare"],
+    ids=["namespace", "numpy", "nested", "meta", "torchscript", "bare"],
 )
 @pytest.mark.filterwarnings("ignore")
 def test_what_is_not_held_is_one_clear_line(tmp_path, make, code, word):

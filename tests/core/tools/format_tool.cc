@@ -4,7 +4,10 @@
 //                                         of the packed little-endian bytes, alias_of)
 //   format_tool dump PATH DIR             the same, and each tensor's bytes into DIR/{number}
 //   format_tool copy PATH OUT [--plain]   reads a .pt and writes it again with our writer
+//   format_tool dcp PATH OUT              any source into a distributed checkpoint; OUT is made
 //   format_tool safetensors PATH OUT      any source into safetensors, with its metadata
+//   format_tool detect PATH               the format's word
+//   format_tool names PATH                what a bare pickle names, as JSON
 //   format_tool record PATH               the extra record: digest, extra value
 // Errors: one line on stderr, "kind: text", and the exit code of the kind.
 #include <cstdio>
@@ -16,6 +19,8 @@
 
 #include "base/checksum.h"
 #include "base/error.h"
+#include "format/bare_pickle.h"
+#include "format/dcp.h"
 #include "format/detect.h"
 #include "format/hf.h"
 #include "format/pt.h"
@@ -30,7 +35,9 @@ namespace {
 Index open(const std::string& path) {
   Storage& storage = local_storage();
   const std::string format = detect_format(storage, path);
-  if (format == "safetensors") return read_safetensors(storage, path);
+  if (format == "safetensors")
+    return storage.stat(path).is_directory ? read_safetensors_folder(storage, path) : read_safetensors(storage, path);
+  if (format == "dcp") return read_dcp(storage, path);
   if (format == "hf") return read_hf(storage, path);
   return read_pt(storage, path);
 }
@@ -49,7 +56,8 @@ Loaded load(const std::string& path) {
   for (const TensorEntry& tensor : loaded.index.tensors) {
     // In a partial file a tensor has the box that the file holds.
     const TensorEntry* held = tensor.alias_of.empty() ? &tensor : loaded.index.find(tensor.alias_of);
-    const Box box = held->slices.empty() ? whole(tensor.shape) : held->slices[0].box;
+    const bool part = held->slices.size() == 1;  // of a checkpoint's file
+    const Box box = part ? held->slices[0].box : whole(tensor.shape);
     loaded.bytes.emplace_back(static_cast<size_t>(volume(box.extent) * size_of(tensor.dtype)));
     target.wants.push_back({tensor.name, tensor.dtype, tensor.shape, box,
                             static_cast<uint32_t>(loaded.bytes.size() - 1), 0, contiguous_strides(box.extent)});
@@ -82,12 +90,15 @@ Value describe(const Loaded& loaded) {
   return out;
 }
 
-void copy(const std::string& path, const std::string& to, bool plain) {
-  const Loaded loaded = load(path);
+// `loaded` must outlive it.
+PtContent content_of(const Loaded& loaded) {
   PtContent content;
   content.value = loaded.index.values;
-  content.with_slices = !plain;
-  content.extra.set("made_by", Value("format_tool"));
+  if (loaded.index.format == "safetensors" || loaded.index.format == "hf") {  // values are texts beside the tensors
+    content.value = Value(Dict{});
+    for (size_t i = 0; i < loaded.index.tensors.size(); ++i)
+      content.value.set(loaded.index.tensors[i].name, Value(TensorRef{i}));
+  }
   std::map<std::string, size_t> storage_of;
   for (size_t i = 0; i < loaded.index.tensors.size(); ++i) {
     const TensorEntry& entry = loaded.index.tensors[i];
@@ -105,8 +116,22 @@ void copy(const std::string& path, const std::string& to, bool plain) {
     tensor.storage = storage_of.at(entry.alias_of.empty() ? entry.name : entry.alias_of);
     content.tensors.push_back(std::move(tensor));
   }
+  return content;
+}
+
+void copy(const std::string& path, const std::string& to, bool plain) {
+  const Loaded loaded = load(path);
+  PtContent content = content_of(loaded);
+  content.with_slices = !plain;
+  content.extra.set("made_by", Value("format_tool"));
   const Written written = write_pt(local_storage(), to, content);
   std::cout << written.size << " " << written.digest << "\n";
+}
+
+void to_dcp(const std::string& path, const std::string& to) {
+  const Loaded loaded = load(path);
+  local_storage().make_directory(to);
+  write_dcp(local_storage(), to, content_of(loaded));
 }
 
 void to_safetensors(const std::string& path, const std::string& to) {
@@ -136,13 +161,20 @@ int run(const std::vector<std::string>& args) {
     std::cout << to_json(describe(loaded)) << "\n";
   } else if (args.size() >= 3 && args[0] == "copy") {
     copy(args[1], args[2], args.size() > 3 && args[3] == "--plain");
+  } else if (args.size() == 3 && args[0] == "dcp") {
+    to_dcp(args[1], args[2]);
+  } else if (args.size() == 2 && args[0] == "detect") {
+    std::cout << detect_format(local_storage(), args[1]) << "\n";
+  } else if (args.size() == 2 && args[0] == "names") {
+    std::cout << to_json(read_bare_pickle_names(local_storage(), args[1])) << "\n";
   } else if (args.size() == 3 && args[0] == "safetensors") {
     to_safetensors(args[1], args[2]);
   } else if (args.size() == 2 && args[0] == "record") {
     const PtRecord record = read_pt_record(local_storage(), args[1]);
     std::cout << record.digest << " " << to_json(record.extra) << "\n";
   } else {
-    fail(ErrorKind::kInvalidArgument, "usage: format_tool read|dump|copy|safetensors|record PATH [OUT]");
+    fail(ErrorKind::kInvalidArgument,
+         "usage: format_tool read|dump|copy|dcp|safetensors|record|detect|names PATH [OUT]");
   }
   return 0;
 }
