@@ -237,24 +237,30 @@ void recover(Storage& storage, const std::string& path) {
   }
 }
 
-std::vector<std::string> prune(Storage& storage, const std::string& path, int keep, const std::string& just_saved) {
-  std::vector<std::string> removed;
-  if (keep < 0) return removed;
-  int kept = 1;  // just_saved, whatever its step
+void remove_checkpoints(Storage& storage, const std::string& path, const std::vector<std::string>& names) {
   std::vector<std::string> gone;
+  for (const std::string& name : names) {
+    gone.push_back(gone_folder(path, name));
+    storage.rename(join(path, name), gone.back());
+  }
+  if (!gone.empty()) storage.sync_directory(path);
+  for (const std::string& folder : gone) remove_tree(storage, folder);
+}
+
+std::vector<std::string> prune(Storage& storage, const std::string& path, int keep, const std::string& just_saved) {
+  std::vector<std::string> names;
+  if (keep < 0) return names;
+  int kept = 1;                                     // just_saved, whatever its step
   for (const Found& found : scan(storage, path)) {  // newest first
     if (!found.complete || found.name == just_saved || found.folder != join(path, found.name)) continue;
     if (kept < keep) {
       ++kept;
-      continue;
+    } else {
+      names.push_back(found.name);
     }
-    gone.push_back(gone_folder(path, found.name));
-    storage.rename(found.folder, gone.back());
-    removed.push_back(found.name);
   }
-  if (!gone.empty()) storage.sync_directory(path);
-  for (const std::string& folder : gone) remove_tree(storage, folder);
-  return removed;
+  remove_checkpoints(storage, path, names);
+  return names;
 }
 
 }  // namespace shardsmith

@@ -91,6 +91,10 @@ std::string read_newest(Storage& storage, const std::string& path);
 // .tmp-* and .gone-* are removed. Rank 0, before a save. Never touches a folder it doesn't know.
 void recover(Storage& storage, const std::string& path);
 
+// The way of step 5, for these folders of `path`: all lose their names, then their content. Where it fails or the
+// machine dies, each folder has its name and is whole, or is a .gone-* that the next save's recover() removes.
+void remove_checkpoints(Storage& storage, const std::string& path, const std::vector<std::string>& names);
+
 // Removes complete checkpoints beyond the newest `keep`, never `just_saved`, never a folder without our manifest.
 // Returns the names removed.
 std::vector<std::string> prune(Storage& storage, const std::string& path, int keep, const std::string& just_saved);

@@ -1,6 +1,7 @@
 #include "checkpoint/load.h"
 
 #include <algorithm>
+#include <unordered_map>
 
 #include "base/checksum.h"
 #include "base/error.h"
@@ -8,8 +9,6 @@
 
 namespace shardsmith {
 namespace {
-
-constexpr uint64_t kAtOnce = 8 << 20;  // bytes read at once by verify
 
 // "model_0_1.pt" -> "model", "optimizer_0_0.pt" -> "optimizer", "rng_3.pt" -> "rng_3", "user_content.pt" ->
 // "user_content". The first two are one thing in many files; each of the others stands for itself.
@@ -42,28 +41,6 @@ void drop_repeated_numbers(const Index& so_far, Index& next) {
   }
 }
 
-// TensorRefs of one file's values, in terms of the whole checkpoint's tensors.
-class Renumber {
- public:
-  explicit Renumber(const std::vector<size_t>& numbers) : numbers_(numbers) {}
-  void operator()(Value& value) const {
-    if (TensorRef* ref = value.get_if<TensorRef>()) ref->index = numbers_.at(ref->index);
-    if (List* list = value.get_if<List>()) all(*list);
-    if (Tuple* tuple = value.get_if<Tuple>()) all(tuple->items);
-    if (Set* set = value.get_if<Set>()) all(set->items);
-    if (Opaque* opaque = value.get_if<Opaque>()) all(opaque->state);
-    if (Dict* dict = value.get_if<Dict>()) {
-      for (auto& [key, item] : dict->items) (*this)(item);
-    }
-  }
-
- private:
-  void all(List& items) const {
-    for (Value& item : items) (*this)(item);
-  }
-  const std::vector<size_t>& numbers_;
-};
-
 // Puts one file's value where the manifest's reader expects it.
 void add_value(Value& values, const std::string& kind, Value value) {
   if (kind == "optimizer") {  // param_groups and the like may differ from file to file
@@ -75,10 +52,23 @@ void add_value(Value& values, const std::string& kind, Value value) {
   Value* merged = const_cast<Value*>(values.find(kind));
   Dict* theirs = value.get_if<Dict>();
   if (!merged || !merged->get_if<Dict>() || !theirs) return values.set(kind, std::move(value));
+  Dict& ours = *merged->get_if<Dict>();
+  std::unordered_map<std::string, size_t> places;
+  for (size_t i = 0; i < ours.items.size(); ++i) {
+    if (const std::string* name = ours.items[i].first.get_if<std::string>()) places.emplace(*name, i);
+  }
   for (auto& [key, item] : theirs->items) {
-    if (const std::string* name = key.get_if<std::string>()) merged->set(*name, std::move(item));
+    const std::string* name = key.get_if<std::string>();
+    if (!name) continue;
+    const auto [place, is_new] = places.emplace(*name, ours.items.size());
+    if (is_new)
+      ours.items.emplace_back(std::move(key), std::move(item));
+    else
+      ours.items[place->second].second = std::move(item);
   }
 }
+
+}  // namespace
 
 void check_file(Storage& storage, const std::string& path, const ManifestFile& file) {
   const Stat stat = storage.stat(path);
@@ -94,61 +84,19 @@ void check_file(Storage& storage, const std::string& path, const ManifestFile& f
   }
 }
 
-// The tensors with an element in [begin, end) of file 0, a few of them by name.
-std::string tensors_in(const Index& index, uint64_t begin, uint64_t end) {
-  std::string names;
-  int count = 0;
-  for (const TensorEntry& tensor : index.tensors) {
-    for (const Slice& slice : tensor.slices) {
-      uint64_t last = slice.offset;
-      for (size_t d = 0; d < slice.strides.size(); ++d) {
-        last += static_cast<uint64_t>(std::max<int64_t>(slice.box.extent[d] - 1, 0) * slice.strides[d] *
-                                      size_of(tensor.dtype));
-      }
-      if (slice.offset >= end || last + static_cast<uint64_t>(size_of(tensor.dtype)) <= begin) continue;
-      if (++count <= 4) names += (names.empty() ? "'" : ", '") + tensor.name + "'";
-      break;
-    }
-  }
-  if (count == 0) return "no tensor";
-  return str(count == 1 ? "tensor " : "tensors ", names, count > 4 ? str(" and ", count - 4, " more") : "");
-}
-
-// Damaged blocks of one file, neighbours joined.
-void verify_blocks(Storage& storage, const std::string& path, const BlockChecksums& sums, const Index* index,
-                   std::vector<std::string>& damage, const std::function<void(uint64_t)>& done) {
-  const auto file = storage.open_read(path, Access::kDirect);
-  const uint64_t per_read = std::max<uint64_t>(kAtOnce / sums.block_size, 1) * sums.block_size;
-  AlignedBuffer buffer(static_cast<size_t>(std::min(per_read, std::max<uint64_t>(sums.covered, 1))));
-  uint64_t bad_from = 0, bad_to = 0;  // blocks
-  const auto report = [&] {
-    if (bad_from == bad_to) return;
-    const uint64_t begin = bad_from * sums.block_size, end = std::min(bad_to * sums.block_size, sums.covered);
-    damage.push_back(str(path, ": bytes ", begin, " to ", end, " (block", bad_to - bad_from > 1 ? "s " : " ", bad_from,
-                         bad_to - bad_from > 1 ? str(" to ", bad_to - 1) : "",
-                         ") don't match their checksum: ", index ? tensors_in(*index, begin, end) : "tensors unknown"));
-    bad_from = bad_to = 0;
+void renumber_tensors(Value& value, const std::vector<size_t>& numbers) {
+  const auto all = [&](List& items) {
+    for (Value& item : items) renumber_tensors(item, numbers);
   };
-  for (uint64_t at = 0; at < sums.covered; at += per_read) {
-    const uint64_t length = std::min(per_read, sums.covered - at);
-    const std::span<std::byte> bytes(buffer.data(), static_cast<size_t>(length));
-    file->read(at, bytes);
-    for (uint64_t in = 0; in < length; in += sums.block_size) {
-      const uint64_t block = (at + in) / sums.block_size;
-      const uint64_t size = std::min(sums.block_size, length - in);
-      if (crc32(bytes.subspan(static_cast<size_t>(in), static_cast<size_t>(size))) ==
-          sums.crc.at(static_cast<size_t>(block)))
-        continue;
-      if (bad_to != block) report();
-      if (bad_from == bad_to) bad_from = block;
-      bad_to = block + 1;
-    }
-    done(length);
+  if (TensorRef* ref = value.get_if<TensorRef>()) ref->index = numbers.at(ref->index);
+  if (List* list = value.get_if<List>()) all(*list);
+  if (Tuple* tuple = value.get_if<Tuple>()) all(tuple->items);
+  if (Set* set = value.get_if<Set>()) all(set->items);
+  if (Opaque* opaque = value.get_if<Opaque>()) all(opaque->state);
+  if (Dict* dict = value.get_if<Dict>()) {
+    for (auto& [key, item] : dict->items) renumber_tensors(item, numbers);
   }
-  report();
 }
-
-}  // namespace
 
 Index read_partial(Storage& storage, const std::string& folder, const Manifest& manifest) {
   Index whole;
@@ -166,7 +114,7 @@ Index read_partial(Storage& storage, const std::string& folder, const Manifest& 
     std::vector<size_t> numbers;
     for (const std::string& name : names)
       numbers.push_back(static_cast<size_t>(whole.find(name) - whole.tensors.data()));
-    Renumber{numbers}(value);
+    renumber_tensors(value, numbers);
     add_value(whole.values, kind, std::move(value));
   }
   try {
@@ -193,47 +141,6 @@ std::string tail_digest(Storage& storage, const std::string& path) {
   std::string hex(8, '0');
   for (size_t i = 8; i-- > 0; crc >>= 4) hex[i] = "0123456789abcdef"[crc & 15];
   return hex;
-}
-
-std::vector<std::string> verify_partial(Storage& storage, const std::string& folder, const Manifest& manifest,
-                                        const Progress& progress) {
-  std::vector<std::string> damage;
-  uint64_t total = 0, done = 0;
-  for (const ManifestFile& file : manifest.files) total += file.size;
-  for (const ManifestFile& file : manifest.files) {
-    const std::string path = join(folder, file.name);
-    const auto advance = [&](uint64_t bytes) {
-      done += bytes;
-      if (progress) progress({"verify", done, total, "bytes"});
-    };
-    try {
-      check_file(storage, path, file);
-      const PtRecord record = read_pt_record(storage, path);
-      std::optional<Index> index;
-      try {
-        index = read_pt(storage, path);
-      } catch (const Error& e) {
-        damage.push_back(e.what());
-      }
-      if (record.checksums) {
-        verify_blocks(storage, path, *record.checksums, index ? &*index : nullptr, damage, advance);
-        if (tail_digest(storage, path) != file.tail) {
-          damage.push_back(str(path, ": bytes ", record.checksums->covered, " to ", file.size,
-                               " (slice list, checksums and directory) don't match the manifest"));
-        }
-        advance(file.size - record.checksums->covered);
-      }
-    } catch (const Error& e) {
-      damage.push_back(e.what());
-    }
-  }
-  if (!damage.empty()) return damage;
-  try {  // each file is sound; together they must hold every tensor
-    read_partial(storage, folder, manifest);
-  } catch (const Error& e) {
-    damage.push_back(e.what());
-  }
-  return damage;
 }
 
 }  // namespace shardsmith

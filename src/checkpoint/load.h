@@ -41,11 +41,16 @@ std::optional<Found> find_checkpoint(Storage& storage, const std::string& path, 
 // "user_content": ...} Checks sizes, digests and that the slices cover each tensor once. kCorrupt otherwise.
 Index read_partial(Storage& storage, const std::string& folder, const Manifest& manifest);
 
+// Throws kCorrupt unless the file at `path` is the one that the manifest means: a plain file of its size and digest.
+void check_file(Storage& storage, const std::string& path, const ManifestFile& file);
+
+// TensorRef n of a file's values becomes numbers[n]: the place of that tensor among several files'.
+void renumber_tensors(Value& value, const std::vector<size_t>& numbers);
+
 // ManifestFile::tail of a file as it is now.
 std::string tail_digest(Storage& storage, const std::string& path);
 
-// Full verification: every block of every file against its checksum. Returns one line per damage found
-// (naming file, block range and the tensors it touches); empty = sound.
+// Full verification, see checkpoint/verify.h.
 std::vector<std::string> verify_partial(Storage& storage, const std::string& folder, const Manifest& manifest,
                                         const Progress& progress = {});
 
