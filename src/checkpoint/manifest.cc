@@ -66,7 +66,7 @@ bool is_bare_name(std::string_view name) {
   return true;
 }
 
-std::string to_json_text(const Manifest& m) {
+Value to_value(const Manifest& m) {
   Value json;
   json.set("format_version", m.format_version);
   json.set("save_id", m.save_id);
@@ -91,12 +91,17 @@ std::string to_json_text(const Manifest& m) {
     files.push_back(std::move(entry));
   }
   json.set("files", std::move(files));
-  return to_json(json, 2) + "\n";
+  return json;
 }
+
+std::string to_json_text(const Manifest& manifest) { return to_json(to_value(manifest), 2) + "\n"; }
 
 Manifest read_manifest(Storage& storage, const std::string& folder) {
   const std::string path = join(folder, kManifestName);
-  const Value json = parse_json(read_text(storage, path), path);
+  return manifest_from(parse_json(read_text(storage, path), path), path);
+}
+
+Manifest manifest_from(const Value& json, const std::string& path) {
   const Fields fields(json, path);
   Manifest m;
   m.format_version = static_cast<int>(fields.integer("format_version", 1, 1 << 30));

@@ -40,6 +40,11 @@ struct Manifest {
 // One path element: not empty, no '/', no control character, not "." or "..".
 bool is_bare_name(std::string_view name);
 
+// As JSON has it, and back; `path` is for messages. kCorrupt for what is no manifest; a newer format_version is
+// kUnsupported and says so.
+Value to_value(const Manifest& manifest);
+Manifest manifest_from(const Value& json, const std::string& path);
+
 std::string to_json_text(const Manifest& manifest);
 // kCorrupt with the path; a newer format_version is kUnsupported and says so.
 Manifest read_manifest(Storage& storage, const std::string& folder);

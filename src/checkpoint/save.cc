@@ -128,11 +128,12 @@ std::string prepare(Storage& storage, const SaveRequest& request, uint64_t bytes
 }
 
 // This rank's files, synced.
-Value write_files(Storage& storage, const SaveRequest& request, const std::string& folder, const std::string& save_id) {
+Value write_files(Storage& storage, const std::vector<SaveFile>& files, const std::string& folder,
+                  const std::string& save_id, const Progress& progress) {
   List written;
   uint64_t total = 0, done = 0;
-  for (const SaveFile& file : request.files) total += bytes_of(file);
-  for (const SaveFile& file : request.files) {
+  for (const SaveFile& file : files) total += bytes_of(file);
+  for (const SaveFile& file : files) {
     PtContent content = file.content;
     content.extra.set("save_id", save_id);
     const Written result = write_pt(storage, join(folder, file.name), content);
@@ -143,7 +144,7 @@ Value write_files(Storage& storage, const SaveRequest& request, const std::strin
     entry.set("tail", tail_digest(storage, join(folder, file.name)));
     written.push_back(std::move(entry));
     done += bytes_of(file);
-    if (request.progress) request.progress({"write", done, total, "bytes"});
+    if (progress) progress({"write", done, total, "bytes"});
   }
   return written;
 }
@@ -167,6 +168,10 @@ void write_manifest(Storage& storage, const std::string& folder, const Manifest&
   file->sync();
   file->close();
   storage.sync_directory(folder);
+}
+
+double seconds_now() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
 void set_back_newest(Storage& storage, const std::string& path, const std::string& before) noexcept {
@@ -235,13 +240,12 @@ SaveResult save_partial(Storage& storage, Peers& peers, const SaveRequest& reque
   bool answered = false;  // all have stopped writing: the folder can be removed
   try {
     manifest.files = files_of(each([&] {
-      Value written = write_files(storage, request, folder, save_id);
-      return written;
+      return write_files(storage, request.files, folder, save_id, request.progress);
     }));
     answered = true;
     const std::vector<Value> committed = each([&]() -> Value {
       if (!first) return None{};
-      manifest.time = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+      manifest.time = seconds_now();
       return commit(storage, request, folder, manifest);
     });
     SaveResult result{.folder = join(request.path, partial_name(request.tag))};
@@ -260,6 +264,15 @@ SaveResult save_partial(Storage& storage, Peers& peers, const SaveRequest& reque
     }
     throw;
   }
+}
+
+Manifest write_partial(Storage& storage, const std::string& folder, Manifest manifest,
+                       const std::vector<SaveFile>& files) {
+  manifest.save_id = make_save_id();
+  manifest.files = files_of({write_files(storage, files, folder, manifest.save_id, {})});
+  manifest.time = seconds_now();
+  write_manifest(storage, folder, manifest);
+  return manifest;
 }
 
 namespace {

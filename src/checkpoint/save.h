@@ -44,6 +44,11 @@ struct SaveResult {
 // ranks exchange outcomes, so that none goes on where another has failed.
 SaveResult save_partial(Storage& storage, Peers& peers, const SaveRequest& request);
 
+// One process, all files of all ranks, into an existing empty folder: everything is durable when it returns, and what
+// gives the folder its name is up to the caller. save_id, time and files are filled in; no `newest` is touched.
+Manifest write_partial(Storage& storage, const std::string& folder, Manifest manifest,
+                       const std::vector<SaveFile>& files);
+
 // Throws kInvalidArgument that names what differs (model_type, hidden size, layers, vocabulary) if `path` holds a
 // checkpoint of a model other than `model_config` describes. Checkpoints that don't say are passed over.
 void check_same_model(Storage& storage, const std::string& path, const Value& model_config);

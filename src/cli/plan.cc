@@ -7,6 +7,7 @@
 #include "cli/source.h"
 #include "cli/verbs.h"
 #include "family/family.h"
+#include "family/tensor_parallel.h"
 #include "layout/mesh.h"
 #include "storage/storage.h"
 
@@ -21,24 +22,13 @@ struct Stage {
   std::vector<std::string> ranks;
 };
 
-// The part of a logical tensor that one of `tp` ranks holds: a share of the matrices' rows or columns, and of the
-// biases that go with split rows; norms, position embeddings and biases added after a reduction are whole.
-int64_t share(const Piece& piece, int tp) {
-  const auto has = [&](std::string_view word) { return piece.name.find(word) != std::string::npos; };
-  const bool row_split = has(".dense.weight") || has(".dense2.weight") || has(".down.weight");
-  const bool column_split = has(".query.") || has(".key.") || has(".value.") || has(".dense1.") || has(".gate.") ||
-                            has(".up.") || has("word_embedding.weight") || has("lm_head.weight");
-  if (tp == 1 || (!row_split && !column_split)) return volume(piece.shape);
-  Shape local = piece.shape;
-  int64_t& split = local[row_split ? 1 : 0];
-  split = (split + tp - 1) / tp;
-  return volume(local);
-}
-
 int64_t parameters_of(const FamilyModel& model, const std::vector<size_t>& tensors, int tp) {
   int64_t total = 0;
   for (const size_t i : tensors) {
-    for (const auto& piece : model.tensors[i].pieces) total += share(piece, tp);
+    for (const auto& piece : model.tensors[i].pieces) {
+      // Of the first rank, which holds no less than the others.
+      total += volume(tensor_parallel_box(model.description, piece.name, piece.shape, 0, tp).extent);
+    }
   }
   return total;
 }
@@ -106,6 +96,7 @@ int run_plan(const Arguments& arguments) {
   const std::string path = config_path(options.config);
   const FamilyModel model = describe_model(parse_json(read_text(storage, path), path));
   const int world_size = options.nproc > 0 ? options.nproc : options.pp * options.tp;
+  check_tensor_parallel(model.description, options.tp);
   const Mesh mesh(world_size, options.pp, options.tp, options.placement);
   const ModelCosts costs = model_costs(model, options.memory_weight);
   const Partition partition = make_partition(costs.costs, options.pp);

@@ -3,8 +3,10 @@
 #include <filesystem>
 
 #include "base/error.h"
+#include "checkpoint/full.h"
 #include "checkpoint/load.h"
 #include "cli/describe.h"
+#include "format/dcp.h"
 #include "format/detect.h"
 #include "format/hf.h"
 #include "format/pt.h"
@@ -23,9 +25,10 @@ std::string given_path(const std::string& path) {
 
 std::string known_format(Storage& storage, const std::string& path) {
   const std::string format = detect_format(storage, path);
+  if (format == "pt" && is_full(storage, path)) return "full";
   if (!format.empty()) return format;
   if (!storage.stat(path).is_directory) {
-    fail(ErrorKind::kCorrupt, path, ": no format that we know (pt, safetensors, or a folder: hf, partial)");
+    fail(ErrorKind::kCorrupt, path, ": no format that we know (pt, safetensors, full, or a folder: hf, partial, dcp)");
   }
   if (holds_checkpoints(storage, path)) {
     fail(ErrorKind::kInvalidArgument, path, ": holds checkpoints, name one of them (shardsmith ls ", path, ")");
@@ -40,9 +43,15 @@ Source open_source(Storage& storage, const std::string& path) {
   if (source.format == "pt") {
     source.index = read_pt(storage, path);
   } else if (source.format == "safetensors") {
-    source.index = read_safetensors(storage, path);
+    const bool folder = storage.stat(join(path, ".")).is_directory;
+    source.index = folder ? read_safetensors_folder(storage, path) : read_safetensors(storage, path);
   } else if (source.format == "hf") {
     source.index = read_hf(storage, path);
+  } else if (source.format == "dcp") {
+    source.index = read_dcp(storage, path);
+  } else if (source.format == "full") {
+    source.manifest.emplace();
+    source.index = read_full(storage, path, &*source.manifest);
   } else {
     source.manifest = read_manifest(storage, path);
     source.index = read_partial(storage, path, *source.manifest);

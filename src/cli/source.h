@@ -11,9 +11,9 @@
 namespace shardsmith::cli {
 
 struct Source {
-  std::string format;  // "pt", "safetensors", "hf", "partial"
+  std::string format;  // "pt", "safetensors", "hf", "dcp", "partial", "full"
   Index index;
-  std::optional<Manifest> manifest;  // of a partial checkpoint
+  std::optional<Manifest> manifest;  // of a checkpoint of ours
 };
 
 // A path as people give it: links are followed (a Storage follows none), trailing slashes dropped. What isn't there

@@ -105,6 +105,29 @@ FamilyModel describe_model(const Value& config) {
   fail(ErrorKind::kInvalidArgument, "config.json: model_type '", *type, "' is not supported; supported are ", known);
 }
 
+std::vector<TensorEntry> logical_pieces(const TensorEntry& hf, const FamilyTensor& tensor) {
+  std::vector<TensorEntry> pieces;
+  for (const Piece& piece : tensor.pieces) {
+    TensorEntry entry{.name = piece.name, .dtype = hf.dtype, .shape = piece.shape, .slices = {}, .alias_of = {}};
+    const Box part = box_in_hf(piece);
+    for (const Slice& slice : hf.slices) {
+      const auto both = intersect(slice.box, part);
+      if (!both) continue;
+      const Slice cut = cut_out(slice, *both, hf.dtype);
+      Slice logical = cut;
+      for (size_t d = 0; d < piece.shape.size(); ++d) {
+        const size_t from = static_cast<size_t>(piece.permutation[d]);
+        logical.box.offset[d] = cut.box.offset[from] - piece.offset[from];
+        logical.box.extent[d] = cut.box.extent[from];
+        logical.strides[d] = cut.strides[from];
+      }
+      entry.slices.push_back(std::move(logical));
+    }
+    pieces.push_back(std::move(entry));
+  }
+  return pieces;
+}
+
 Index to_logical(const Index& hf, const FamilyModel& model, std::vector<std::string>* unexpected) {
   std::unordered_map<std::string_view, const TensorEntry*> by_name;
   for (const TensorEntry& tensor : hf.tensors) {
@@ -137,24 +160,7 @@ Index to_logical(const Index& hf, const FamilyModel& model, std::vector<std::str
       continue;
     }
     check_shape(hf, *found, wanted.shape);
-    for (const Piece& piece : wanted.pieces) {
-      TensorEntry entry{.name = piece.name, .dtype = found->dtype, .shape = piece.shape, .slices = {}, .alias_of = {}};
-      const Box part = box_in_hf(piece);
-      for (const Slice& slice : found->slices) {
-        const auto both = intersect(slice.box, part);
-        if (!both) continue;
-        const Slice cut = cut_out(slice, *both, found->dtype);
-        Slice logical = cut;
-        for (size_t d = 0; d < piece.shape.size(); ++d) {
-          const size_t from = static_cast<size_t>(piece.permutation[d]);
-          logical.box.offset[d] = cut.box.offset[from] - piece.offset[from];
-          logical.box.extent[d] = cut.box.extent[from];
-          logical.strides[d] = cut.strides[from];
-        }
-        entry.slices.push_back(std::move(logical));
-      }
-      result.tensors.push_back(std::move(entry));
-    }
+    for (TensorEntry& piece : logical_pieces(*found, wanted)) result.tensors.push_back(std::move(piece));
   }
   if (!missing.empty()) fail_missing(hf, missing, model.tensors.size());
   if (unexpected) {

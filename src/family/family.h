@@ -51,6 +51,9 @@ struct FamilyModel {
 FamilyModel describe_model(const Value& hf_config);
 std::vector<std::string> supported_model_types();
 
+// A tensor of that shape (the parameter, or a moment of it) as its logical pieces.
+std::vector<TensorEntry> logical_pieces(const TensorEntry& hf, const FamilyTensor& tensor);
+
 // hf names (as found in files: with or without prefix, ties present or absent, known buffers) -> our names.
 // Throws kCorrupt for a tensor that is missing or has another shape. Unknown tensors go to `unexpected`.
 Index to_logical(const Index& hf, const FamilyModel& model, std::vector<std::string>* unexpected = nullptr);

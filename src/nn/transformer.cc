@@ -1,3 +1,4 @@
+#include "nn/embedding.h"
 #include "nn/transformer.h"
 
 #include <ATen/ATen.h>
@@ -114,7 +115,7 @@ StageModel::StageModel(const FamilyModel& model, const Partition& partition, int
 }
 
 at::Tensor StageModel::embed(const Inputs& inputs, const DropoutContext& dropout_context) const {
-  at::Tensor x = at::embedding(word_embedding_, inputs.input_ids, description_.padding_idx);
+  at::Tensor x = embed_words(word_embedding_, inputs.input_ids, description_.padding_idx);
   if (position_embedding_.defined()) {
     x = x + (inputs.position_ids.defined() ? at::embedding(position_embedding_, inputs.position_ids)
                                            : position_embedding_.slice(0, 0, inputs.input_ids.size(1)));

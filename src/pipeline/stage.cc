@@ -77,7 +77,57 @@ void Stage::begin_step(const Step& step) {
   incoming_.clear();
   incoming_.resize(static_cast<size_t>(step.microbatches));
   outgoing_.clear();
+  if (step.training) begin_tied();
   turns_.begin(order_of(step, options_.stage, stages()));
+}
+
+void Stage::begin_tied() {
+  backwards_ = 0;
+  looked_up_.clear();
+  if (!tied_.defined() || !tied_.requires_grad()) return;
+  tied_before_ = tied_.grad();
+  tied_.mutable_grad() = at::Tensor();
+}
+
+void Stage::send_head_gradient() {
+  if (!tied_.defined() || !tied_.requires_grad()) return;
+  at::NoGradGuard no_grad;
+  hold(options_.pipeline->send(gradient_or_zeros(tied_), 0, tag(Edge::kTied, 0)));
+}
+
+void Stage::post_head_gradient() {
+  if (!tied_.defined() || !tied_.requires_grad()) return;
+  at::NoGradGuard no_grad;
+  head_gradient_ = options_.pipeline->receive(at::empty_like(tied_), stages() - 1, tag(Edge::kTied, 0));
+}
+
+void Stage::sum_tied() {
+  if (!tied_.defined() || !tied_.requires_grad()) return;
+  Group& group = *options_.pipeline;
+  const auto numbers = tied_.options().dtype(at::kLong).requires_grad(false);
+  at::Tensor sum;
+  if (is_first()) {
+    sum = head_gradient_.wait();
+    const at::Tensor ids = std::get<0>(at::_unique(at::cat(looked_up_).to(tied_.device())));
+    const at::Tensor rows = gradient_or_zeros(tied_).index_select(0, ids);
+    const at::Tensor count = at::full({1}, ids.numel(), numbers);
+    Pending sent[] = {group.send(count, stages() - 1, tag(Edge::kTiedRows, 0)),
+                      group.send(ids, stages() - 1, tag(Edge::kTiedRows, 0)),
+                      group.send(rows, stages() - 1, tag(Edge::kTiedRows, 0))};
+    sum.index_add_(0, ids, rows);
+    for (Pending& pending : sent) pending.wait();
+  } else {
+    sum = gradient_or_zeros(tied_);
+    const int64_t count = group.receive(at::empty({1}, numbers), 0, tag(Edge::kTiedRows, 0)).wait().item<int64_t>();
+    const at::Tensor ids = group.receive(at::empty({count}, numbers), 0, tag(Edge::kTiedRows, 0)).wait();
+    const at::Tensor rows =
+        group.receive(at::empty({count, tied_.size(1)}, activation_options(parameters_)), 0, tag(Edge::kTiedRows, 0))
+            .wait();
+    sum.index_add_(0, ids, rows);
+  }
+  if (tied_before_.defined()) sum = tied_before_.add_(sum);
+  tied_.mutable_grad() = sum;
+  tied_before_ = at::Tensor();
 }
 
 void Stage::post_forward_receive(int microbatch, const Inputs& like) {
@@ -108,6 +158,7 @@ Pending Stage::start_forward(int microbatch, const Inputs& inputs) {
   Turn(turns_, {Task::Kind::kForward, microbatch}).run([&] {
     at::AutoGradMode grad_mode(step_.training);
     m.inputs = inputs;
+    if (is_first() && tied_.defined() && step_.training) looked_up_.push_back(inputs.input_ids.reshape({-1}));
     if (!is_first()) {
       post_forward_receive(microbatch, inputs);
       m.input = incoming_[static_cast<size_t>(microbatch)].wait();
@@ -146,6 +197,7 @@ at::Tensor Stage::logits(int microbatch) {
 void Stage::backward(int microbatch, const at::Tensor& loss, double scale) {
   Microbatch& m = microbatches_.at(static_cast<size_t>(microbatch));
   Turn(turns_, {Task::Kind::kBackward, microbatch}).run([&] {
+    const bool last_backward = ++backwards_ == step_.microbatches;
     if (is_last()) {
       if (!loss.defined() || !loss.requires_grad())
         fail(ErrorKind::kInvalidArgument, "model.backward(loss): the loss does not depend on the model's output");
@@ -153,10 +205,12 @@ void Stage::backward(int microbatch, const at::Tensor& loss, double scale) {
     } else {
       Pending gradient = options_.pipeline->receive(at::empty(m.output.sizes(), activation_options(parameters_)),
                                                     options_.stage + 1, tag(Edge::kBackward, microbatch));
+      if (last_backward && is_first()) post_head_gradient();  // after the other, as they are sent in this order
       torch::autograd::backward({m.output}, {gradient.wait().to(m.output.scalar_type())});
     }
     if (!is_first())
       hold(options_.pipeline->send(m.input.grad().contiguous(), options_.stage - 1, tag(Edge::kBackward, microbatch)));
+    if (last_backward && is_last() && !is_first()) send_head_gradient();
     // Where a function reads the logits after its backward, they are there as values.
     const at::Tensor kept = is_last() ? m.output.detach() : at::Tensor();
     m = {};
@@ -175,14 +229,7 @@ void Stage::finish_step(bool reduce) {
   microbatches_.clear();
   if (!reduce) return;
   at::NoGradGuard no_grad;
-  if (tied_.defined() && tied_.requires_grad()) {
-    at::Tensor mine = gradient_or_zeros(tied_);
-    const int other = is_first() ? stages() - 1 : 0;
-    Pending sent = options_.pipeline->send(mine, other, tag(Edge::kTied, 0));
-    const at::Tensor theirs = options_.pipeline->receive(at::empty_like(mine), other, tag(Edge::kTied, 0)).wait();
-    sent.wait();
-    mine.add_(theirs);  // a + b == b + a: both ends get the same bits
-  }
+  sum_tied();
   if (options_.replicas && options_.replicas->size() > 1) reducer_.average(*options_.replicas);
 }
 

@@ -53,8 +53,8 @@ class Stage {
   void backward(int microbatch, const at::Tensor& loss, double scale);
   void finish_microbatch(int microbatch);
   void abort(const std::string& text);
-  // Waits for what is still on its way; with `reduce`, sums the gradients of a tied embedding over first and last stage
-  // and averages all over the replicas. Throws if a microbatch is unfinished.
+  // Waits for what is still on its way; with `reduce`, sums this step's gradients of a tied embedding over first and
+  // last stage and averages all gradients over the replicas. Throws if a microbatch is unfinished.
   void finish_step(bool reduce);
 
   // All microbatches by the schedule on the calling thread, loss scaled by 1 / microbatches, gradients reduced.
@@ -81,10 +81,17 @@ class Stage {
     at::Tensor loss;    // last stage, where there are labels
     Inputs inputs;
   };
-  enum class Edge { kForward, kBackward, kLoss, kBroadcast, kTied, kCount };
+  enum class Edge { kForward, kBackward, kLoss, kBroadcast, kTied, kTiedRows, kCount };
   int tag(Edge edge, int microbatch) const;
   void post_forward_receive(int microbatch, const Inputs& like);
   void hold(Pending pending);
+  // A tied embedding's gradient is made on two stages. The last one's, of the head, is dense, and is sent as soon as
+  // its last backward is done, while the first stage still computes; the first one's has the rows that were looked up,
+  // and only those travel back. Both then add the same rows to the same head's gradient: the same bits on both.
+  void begin_tied();
+  void send_head_gradient();
+  void post_head_gradient();
+  void sum_tied();
   // forward without waiting for another stage's loss: that is what it returns, empty where there is none to wait for.
   Pending start_forward(int microbatch, const Inputs& inputs);
 
@@ -93,7 +100,11 @@ class Stage {
   StageOptions options_;
   StageModel compute_;
   GradientReducer reducer_;
-  at::Tensor tied_;  // the tied embedding, where this stage is the first or the last of several
+  at::Tensor tied_;                    // the tied embedding, where this stage is the first or the last of several
+  at::Tensor tied_before_;             // its gradient of earlier steps, which is summed already
+  std::vector<at::Tensor> looked_up_;  // first stage: the step's input_ids
+  Pending head_gradient_;              // first stage: of the last one, under way
+  int backwards_ = 0;                  // of this step so far
   Turns turns_;
   Step step_;
   std::vector<Microbatch> microbatches_;

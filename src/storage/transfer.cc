@@ -147,7 +147,9 @@ class Transfer {
 
   void work() {
     try {
-      AlignedBuffer buffer(buffer_size_);
+      TransferBuffers own;
+      TransferBuffers& pool = options_.buffers ? *options_.buffers : own;
+      AlignedBuffer buffer = pool.take(buffer_size_);
       for (size_t i = next_++; i < spans_.size() && !stop_; i = next_++) {
         const Span& span = spans_[i];
         const std::shared_ptr<ReadFile> file = open(span.file);
@@ -157,6 +159,7 @@ class Transfer {
           copy_span(span, *file, buffer);
         finished(span);
       }
+      pool.give_back(std::move(buffer));
     } catch (...) {
       std::lock_guard lock(mutex_);
       if (!error_) error_ = std::current_exception();
@@ -313,6 +316,26 @@ class Transfer {
 };
 
 }  // namespace
+
+AlignedBuffer TransferBuffers::take(uint64_t size) {
+  {
+    std::lock_guard lock(mutex_);
+    for (AlignedBuffer& buffer : free_) {
+      if (buffer.size() < size) continue;
+      std::swap(buffer, free_.back());
+      AlignedBuffer taken = std::move(free_.back());
+      free_.pop_back();
+      return taken;
+    }
+    free_.clear();  // too small for what is read now
+  }
+  return AlignedBuffer(size);
+}
+
+void TransferBuffers::give_back(AlignedBuffer buffer) {
+  std::lock_guard lock(mutex_);
+  free_.push_back(std::move(buffer));
+}
 
 void execute(const Plan& plan, const Index& index, std::span<const Destination> destinations, Storage& storage,
              const TransferOptions& options) {

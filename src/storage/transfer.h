@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <mutex>
 #include <span>
 #include <vector>
 
@@ -13,11 +14,24 @@
 
 namespace shardsmith {
 
+// Reading buffers that are kept from one execute() to the next, for one execute() at a time.
+class TransferBuffers {
+ public:
+  // At least `size` bytes.
+  AlignedBuffer take(uint64_t size);
+  void give_back(AlignedBuffer buffer);
+
+ private:
+  std::mutex mutex_;
+  std::vector<AlignedBuffer> free_;
+};
+
 struct TransferOptions {
   uint64_t budget = 64 << 20;  // bytes of buffers, allocated once
   int threads = 2;             // readers; 1 = everything on the calling thread
   bool check = true;           // verify the block checksums that a read covers (blocks are read whole)
   Progress progress;
+  TransferBuffers* buffers = nullptr;  // otherwise allocated anew
 };
 
 // Where a Want's buffer lives. Must be valid until the call returns.

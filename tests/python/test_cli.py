@@ -510,13 +510,13 @@ def test_export_never_touches_checkpoints(copied):
 def test_export_of_damage_leaves_nothing(copied, tmp_path):
     path = copied / "a_partial/model_1_0.pt"
     flip(path, path.stat().st_size // 2)
-    assert "model_1_0.pt" in fails(5, "export", copied / "a_partial", tmp_path / "out")
+    assert "model_1_0.pt" in fails(5, "export", "-q", copied / "a_partial", tmp_path / "out")
     assert sorted(f.name for f in tmp_path.iterdir()) == ["saved"]
 
 
 def test_export_of_an_incomplete_one(copied, tmp_path):
     (copied / "a_partial/manifest.json").unlink()
-    fails(5, "export", copied / "a_partial", tmp_path / "out")
+    fails(5, "export", "-q", copied / "a_partial", tmp_path / "out")
     assert run_json("export", copied, tmp_path / "out")["step"] == 10
 
 
@@ -558,7 +558,7 @@ def test_export_needs_little_memory(large, tmp_path):
 @pytest.mark.parametrize("number,code", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_removes_what_an_export_had_begun(large, tmp_path, number, code):
     process = subprocess.Popen(
-        [PROGRAM, "export", large / "ck", tmp_path / "out"], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+        [PROGRAM, "export", "-q", large / "ck", tmp_path / "out"], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
     )
     deadline = time.monotonic() + 20
     while not any(f.name.startswith(".out.tmp-") for f in tmp_path.iterdir()):

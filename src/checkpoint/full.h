@@ -1,0 +1,48 @@
+// A full checkpoint: the whole model in one file that torch.load reads, and what belongs to it beside it.
+//
+//   {tag}                  the weights: a dict of the model's state
+//   user_content_{tag}     where there is any
+//   optimizer_{tag}        the merged optimizer, where there is one
+//
+// The weights' extra record holds, under "full", a manifest whose files are the companions: so the weights, which get
+// their name last, stand for all of it.
+//
+//   1. All files are written into  .{tag}.tmp-{save_id}/  and synced, the companions first, as the weights name their
+//      digests.
+//   2. What stands under the names is moved into  .{tag}.old/ .
+//   3. The companions get their names, then the weights; the folder is synced.
+//   4. .{tag}.old/ and the temporary folder are removed.
+// Where 2 or 3 fail, what was moved is moved back.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "checkpoint/manifest.h"
+#include "format/pt.h"
+#include "layout/index.h"
+#include "storage/storage.h"
+
+namespace shardsmith {
+
+struct FullContent {
+  PtContent weights;
+  std::optional<PtContent> optimizer, user_content;
+};
+
+// A .pt file whose extra record says so.
+bool is_full(Storage& storage, const std::string& path);
+
+// Names as in a partial checkpoint: "model/...", "optimizer/state/...", "user_content/..."; values {"model",
+// "optimizer", "user_content"}. kCorrupt where a companion is missing or belongs to another save. `manifest` gets what
+// the weights' record says.
+Index read_full(Storage& storage, const std::string& path, Manifest* manifest);
+
+// The files of the full checkpoint at `path` (its weights first), complete or not.
+std::vector<std::string> full_files(const std::string& path);
+
+// One process. `path`: the weights' file to be; its folder exists. save_id, time and files are filled in. What was
+// there is replaced as a whole.
+Manifest write_full(Storage& storage, const std::string& path, Manifest manifest, const FullContent& content);
+
+}  // namespace shardsmith

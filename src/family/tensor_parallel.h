@@ -1,0 +1,24 @@
+// Tensor parallelism: which part of a logical tensor each tensor-parallel rank holds. Pure.
+#pragma once
+
+#include <string>
+
+#include "family/family.h"
+
+namespace shardsmith {
+
+// Throws kInvalidArgument that says why a degree can't work and lists those that do, unless heads, KV heads and the MLP
+// can be dealt out evenly. (A KV head may be held by several ranks, where there are more ranks than KV heads.)
+void check_tensor_parallel(const ModelDescription& model, int degree);
+
+// The box of logical tensor `name` of `shape` that rank `rank` of `degree` holds:
+//   query, key, value (weight and bias), gate, up, dense1: rows, by whole heads where there are heads
+//   attention.dense, down, dense2 weights:                 columns
+//   word_embedding, lm_head:                               rows; the vocabulary padded to a multiple of the degree, the
+//                                                          padding in no box, so the last rank's may be smaller or
+//                                                          empty
+//   all else:                                              whole, on every rank
+Box tensor_parallel_box(const ModelDescription& model, const std::string& name, const Shape& shape, int rank,
+                        int degree);
+
+}  // namespace shardsmith
