@@ -110,7 +110,7 @@ const std::unordered_map<std::string_view, PickleName>& fixed_names() {
       {"torch._utils._rebuild_device_tensor_from_cpu_tensor", PickleName::kFromCpuTensor},
       {"torch._utils._rebuild_meta_tensor_no_storage", PickleName::kNotHeld},
       {"torch._utils._rebuild_nested_tensor", PickleName::kNotHeld},
-      {"torch._utils._rebuild_wrapper_subclass", PickleName::kForeignTensor},
+      {"torch._utils._rebuild_wrapper_subclass", PickleName::kNotHeld},
       {"torch._utils._rebuild_device_tensor_from_numpy", PickleName::kNotHeld},
       {"torch.QUInt4x2Storage", PickleName::kNotHeld},
       {"torch.QUInt2x4Storage", PickleName::kNotHeld}};
