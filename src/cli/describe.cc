@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "checkpoint/commit.h"
 #include "cli/output.h"
+#include "cli/source.h"
 
 namespace shardsmith::cli {
 namespace {
@@ -110,6 +111,33 @@ Manifest open_manifest(Storage& storage, const std::string& folder) {
          " (a save that did not finish has none)");
   }
   return read_manifest(storage, folder);
+}
+
+std::string existing_path(Storage& storage, const std::string& path) {
+  const std::string given = given_path(path);
+  if (storage.stat(given).exists) return given;
+  std::string near;
+  if (storage.stat(given + "_partial").is_directory) {
+    near = base_name(given) + "_partial";
+  } else if (const std::string above = parent(given); storage.stat(above).is_directory) {
+    std::vector<std::string> names;
+    for (const auto& name : storage.list(above)) {
+      if (!name.starts_with('.')) names.push_back(name);
+    }
+    near = nearest(base_name(given), names);
+  }
+  fail(ErrorKind::kNotFound, given, ": not there",
+       near.empty() ? std::string() : str("; did you mean ", join(parent(given), near), "?"));
+}
+
+void check_folder_of_checkpoints(Storage& storage, const std::string& path) {
+  if (!storage.stat(path).is_directory) {
+    fail(ErrorKind::kInvalidArgument, path, ": a file, not a folder of checkpoints (shardsmith inspect ", path, ")");
+  }
+  if (storage.stat(join(path, kManifestName)).exists) {
+    fail(ErrorKind::kInvalidArgument, path, ": a checkpoint itself, not a folder of them (shardsmith inspect ", path,
+         ")");
+  }
 }
 
 bool holds_checkpoints(Storage& storage, const std::string& path) {

@@ -28,6 +28,12 @@ Value manifest_value(const Manifest& manifest);
 // save that did not finish).
 Manifest open_manifest(Storage& storage, const std::string& folder);
 
+// As given_path, of what must be there; otherwise kNotFound with the name beside it that may be meant: a tag stands for
+// its folder there.
+std::string existing_path(Storage& storage, const std::string& path);
+// kInvalidArgument, saying what to do instead, for a file and for a checkpoint itself.
+void check_folder_of_checkpoints(Storage& storage, const std::string& path);
+
 // Tells a folder of checkpoints from one of them: something in it is a checkpoint, or `newest` is there.
 bool holds_checkpoints(Storage& storage, const std::string& path);
 

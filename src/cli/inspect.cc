@@ -1,35 +1,29 @@
+#include "cli/inspect.h"
+
 #include <algorithm>
 #include <iostream>
-#include <map>
 
 #include "base/error.h"
 #include "cli/command_line.h"
 #include "cli/describe.h"
+#include "cli/html.h"
 #include "cli/source.h"
+#include "cli/values.h"
 #include "cli/verbs.h"
 #include "storage/storage.h"
 
 namespace shardsmith::cli {
 namespace {
 
-struct Total {
-  int64_t tensors = 0, elements = 0;
-  uint64_t bytes = 0;
+struct Options {
+  std::string filter, html;
+  bool summary = false, slices = false;
+  size_t depth = 1;
 };
-using Totals = std::map<std::string, Total>;
 
-// The first part of a name that says something: "model", "optimizer", "transformer", ...
-std::string prefix(const std::string& name) {
-  const std::string first = name.substr(0, name.find_first_of("/."));
-  return first == name ? "(top)" : first;
-}
-
-void count(Totals& totals, const std::string& key, const TensorEntry& tensor) {
-  Total& total = totals[key];
-  const int64_t elements = volume(tensor.shape);
-  total.tensors += 1;
-  total.elements += elements;
-  total.bytes += static_cast<uint64_t>(elements * size_of(tensor.dtype));
+std::string padding_note(const TensorEntry& tensor) {
+  const std::string padding = padding_of(tensor);
+  return padding.empty() ? "" : dim(" padded: the last holds " + padding);
 }
 
 std::string where(const Index& index, const TensorEntry& tensor) {
@@ -48,71 +42,6 @@ std::string_view encoding_name(Encoding encoding) {
   return encoding == Encoding::kRaw ? "raw" : encoding == Encoding::kByteSwapped ? "byte_swapped" : "deflated";
 }
 
-// Plain values for people: tensors by their names, long lists cut.
-Value readable(const Value& value, const Index& index, size_t longest) {
-  const auto cut = [&](const List& items) {
-    List result;
-    for (const auto& item : items) {
-      if (result.size() == longest) {
-        result.emplace_back(str("... ", items.size() - longest, " more"));
-        break;
-      }
-      result.push_back(readable(item, index, longest));
-    }
-    return result;
-  };
-  if (const auto* reference = value.get_if<TensorRef>()) {
-    if (reference->index >= index.tensors.size()) return "<tensor>";
-    return str("<tensor ", index.tensors[reference->index].name, ">");
-  }
-  if (const auto* list = value.get_if<List>()) return cut(*list);
-  if (const auto* tuple = value.get_if<Tuple>()) return cut(tuple->items);
-  if (const auto* set = value.get_if<Set>()) return cut(set->items);
-  if (const auto* dict = value.get_if<Dict>()) {
-    Dict result;
-    for (const auto& [key, item] : dict->items) result.items.emplace_back(key, readable(item, index, longest));
-    return result;
-  }
-  if (const auto* text = value.get_if<std::string>(); text && text->size() > 200 && longest < text->size()) {
-    return text->substr(0, 200) + str("... ", text->size() - 200, " more");
-  }
-  if (const auto* opaque = value.get_if<Opaque>()) return str("<", opaque->class_name, ", not rebuilt>");
-  return value;
-}
-
-// Whether a value says nothing but where tensors are: those are listed already.
-bool only_tensors(const Value& value) {
-  if (value.get_if<TensorRef>()) return true;
-  if (const auto* list = value.get_if<List>()) {
-    return !list->empty() && std::all_of(list->begin(), list->end(), only_tensors);
-  }
-  if (const auto* dict = value.get_if<Dict>()) {
-    return !dict->items.empty() && std::all_of(dict->items.begin(), dict->items.end(),
-                                               [](const auto& item) { return only_tensors(item.second); });
-  }
-  return false;
-}
-
-// The value without its branches of tensors.
-Value without_tensors(const Value& value) {
-  if (only_tensors(value)) return {};
-  if (const auto* list = value.get_if<List>()) {
-    List rest;
-    for (const auto& item : *list) {
-      if (!only_tensors(item)) rest.push_back(without_tensors(item));
-    }
-    return rest;
-  }
-  if (const auto* dict = value.get_if<Dict>()) {
-    Dict rest;
-    for (const auto& [key, item] : dict->items) {
-      if (!only_tensors(item)) rest.items.emplace_back(key, without_tensors(item));
-    }
-    return rest;
-  }
-  return value;
-}
-
 void print_totals(const char* title, const Totals& totals) {
   Table table({false, true, true, true});
   for (const auto& [key, total] : totals) {
@@ -123,13 +52,13 @@ void print_totals(const char* title, const Totals& totals) {
 }
 
 Value totals_value(const Totals& totals) {
-  Value value = Dict{};
+  Dict value;
   for (const auto& [key, total] : totals) {
     Value entry;
     entry.set("tensors", total.tensors);
     entry.set("elements", total.elements);
     entry.set("bytes", static_cast<int64_t>(total.bytes));
-    value.set(key, entry);
+    value.items.emplace_back(key, entry);
   }
   return value;
 }
@@ -155,37 +84,14 @@ Value tensor_value(const Index& index, const TensorEntry& tensor) {
   return value;
 }
 
-struct Sums {
-  Totals by_dtype, by_prefix;
-  Total all;
-};
-
-Sums sum(const Index& index) {
-  Sums sums;
-  Totals all;
-  for (const auto& tensor : index.tensors) {
-    if (!tensor.alias_of.empty()) continue;  // its elements are counted once
-    count(sums.by_dtype, std::string(to_string(tensor.dtype)), tensor);
-    count(sums.by_prefix, prefix(tensor.name), tensor);
-    count(all, "", tensor);
-  }
-  sums.all = all[""];
-  return sums;
-}
-
 uint64_t file_bytes(const Index& index) {
   uint64_t bytes = 0;
   for (const auto& file : index.files) bytes += file.size;
   return bytes;
 }
 
-bool empty(const Value& value) {
-  const auto* dict = value.get_if<Dict>();
-  return value.is_none() || (dict && dict->items.empty());
-}
-
-void print_json(const std::string& path, const Source& source, const Output& output) {
-  const Sums sums = sum(source.index);
+void print_json(const std::string& path, const Source& source, const Options& options, const Output& output) {
+  const Sums sums = sum(source.index, options.depth);
   Value object;
   object.set("path", path);
   object.set("format", source.format);
@@ -204,63 +110,144 @@ void print_json(const std::string& path, const Source& source, const Output& out
   object.set("by_dtype", totals_value(sums.by_dtype));
   object.set("by_prefix", totals_value(sums.by_prefix));
   object.set("values", readable(source.index.values, source.index, SIZE_MAX));
+  if (!options.html.empty()) object.set("html", options.html);
   output.print(object);
 }
 
-void print_human(const std::string& path, const Source& source, bool tensors) {
+// Every slice, in the order of the tensors.
+void print_slices(const Index& index) {
+  Table table({false, false, false, true, true});
+  for (const auto& tensor : index.tensors) {
+    for (const auto& slice : tensor.slices) {
+      table.add(
+          {printable(tensor.name), to_string(slice.box), printable(base_name(index.files[slice.file].path)),
+           str("@", slice.offset),
+           human_bytes(static_cast<uint64_t>(volume(slice.box.extent)) * static_cast<uint64_t>(size_of(tensor.dtype))),
+           dim(str(
+               "strides ", to_string(slice.strides),
+               slice.encoding == Encoding::kRaw ? std::string() : ", " + std::string(encoding_name(slice.encoding))))});
+    }
+  }
+  std::cout << "\n" << bold("Slices") << "\n" << table.text();
+}
+
+void print_human(const std::string& path, const Source& source, const Options& options) {
   const Index& index = source.index;
-  const Sums sums = sum(index);
+  const Sums sums = sum(index, options.depth);
   std::cout << bold(printable(path)) << ": " << source.format << ", " << index.tensors.size() << " tensors, "
             << human_count(sums.all.elements) << " elements, " << human_bytes(file_bytes(index)) << " in "
             << index.files.size() << (index.files.size() == 1 ? " file" : " files") << "\n";
   if (source.manifest) {
     const Manifest& manifest = *source.manifest;
     std::cout << "step " << manifest.step << ", saved " << human_time(manifest.time) << " by " << layout_words(manifest)
-              << "\n\n"
-              << bold("Layout") << "\n"
-              << layout_picture(manifest);
+              << "\n";
+    const std::string picture = layout_picture(manifest);
+    if (!picture.empty()) std::cout << "\n" << bold("Layout") << "\n" << picture;
   }
-  if (tensors && !index.tensors.empty()) {
+  if (!options.summary && !index.tensors.empty()) {
     Table table({});
     for (const auto& tensor : index.tensors) {
       table.add({printable(tensor.name), std::string(to_string(tensor.dtype)), to_string(tensor.shape),
-                 dim(where(index, tensor))});
+                 dim(where(index, tensor)) + padding_note(tensor)});
     }
     std::cout << "\n" << bold("Tensors") << "\n" << table.text();
   }
+  if (options.slices) print_slices(index);
   print_totals("By element type", sums.by_dtype);
   print_totals("By prefix", sums.by_prefix);
   const Value values = without_tensors(index.values);
-  if (!empty(values)) std::cout << "\n" << bold("Values") << "\n" << to_json(readable(values, index, 8), 2) << "\n";
+  if (!is_empty(values)) std::cout << "\n" << bold("Values") << "\n" << to_json(readable(values, index, 8), 2) << "\n";
 }
 
 }  // namespace
 
+std::string prefix_of(const std::string& name, size_t depth) {
+  size_t end = 0;
+  for (size_t part = 0; part < depth; ++part) {
+    const size_t next = name.find_first_of("/.", end == 0 ? 0 : end + 1);
+    if (next == std::string::npos) break;
+    end = next;
+  }
+  return end == 0 ? "(top)" : name.substr(0, end);
+}
+
+uint64_t bytes_of(const TensorEntry& tensor) {
+  return static_cast<uint64_t>(volume(tensor.shape)) * static_cast<uint64_t>(size_of(tensor.dtype));
+}
+
+Sums sum(const Index& index, size_t depth) {
+  Sums sums;
+  for (const auto& tensor : index.tensors) {
+    if (!tensor.alias_of.empty()) continue;
+    for (Total* total : {&sums.by_dtype[std::string(to_string(tensor.dtype))],
+                         &sums.by_prefix[prefix_of(tensor.name, depth)], &sums.all}) {
+      total->tensors += 1;
+      // Strides of 0 let a small file claim any number.
+      if (__builtin_add_overflow(total->elements, volume(tensor.shape), &total->elements)) total->elements = INT64_MAX;
+      total->bytes += bytes_of(tensor);
+    }
+  }
+  return sums;
+}
+
+std::string padding_of(const TensorEntry& tensor) {
+  if (tensor.slices.size() < 2) return "";
+  for (size_t d = 0; d < tensor.shape.size(); ++d) {
+    int64_t full = 0, last = 0, last_at = -1;
+    bool equal = true, along = true;
+    for (const Slice& slice : tensor.slices) {
+      full = std::max(full, slice.box.extent[d]);
+      if (slice.box.offset[d] > last_at) last_at = slice.box.offset[d], last = slice.box.extent[d];
+      for (size_t other = 0; other < tensor.shape.size(); ++other) {
+        along = along && (other == d || slice.box.extent[other] == tensor.shape[other]);
+      }
+    }
+    for (const Slice& slice : tensor.slices) {
+      equal = equal && (slice.box.extent[d] == full || slice.box.offset[d] == last_at) && full > 0 &&
+              slice.box.offset[d] % full == 0;
+    }
+    if (along && equal && last < full) return str(last, " of ", full, d == 0 ? " rows" : str(" along dimension ", d));
+  }
+  return "";
+}
+
 int run_inspect(const Arguments& arguments) {
   CommandLine line(
       "inspect",
-      "What a checkpoint or model holds: a partial checkpoint, a Hugging Face folder, a .pt or .bin file,\n"
-      "a safetensors file. Recognised by content; nothing in it is executed.");
-  std::string path, filter;
-  bool summary = false;
-  line.app().add_option("PATH", path, "A file or folder")->required();
-  line.app().add_option("--filter", filter, "Only tensors whose name contains this");
-  line.app().add_flag("--summary", summary, "No list of tensors");
+      "What a checkpoint or model holds: a partial or full checkpoint, a Hugging Face folder, a .pt or .bin file, a\n"
+      "safetensors file, a folder of torch.distributed.checkpoint. Recognised by content; nothing in it is executed.");
+  std::string path;
+  Options options;
+  int64_t depth = 1;
+  auto& app = line.app();
+  app.add_option("PATH", path, "A file or folder")->required();
+  app.add_option("--filter", options.filter, "Only tensors whose name contains this");
+  app.add_flag("--summary", options.summary, "No list of tensors");
+  app.add_flag("--slices", options.slices, "Also every slice: its box, file, place and strides");
+  app.add_option("--depth", depth, "Parts of a name that make a prefix in the sums")->capture_default_str();
+  app.add_option("--html", options.html, "Write it as a page that needs no other file: ranks, layers, sizes, tensors");
   if (!line.parse(arguments)) return 0;
-  path = given_path(path);
+  if (depth < 1) fail(ErrorKind::kInvalidArgument, "inspect: --depth is ", depth, ", it can be 1 or more");
+  options.depth = static_cast<size_t>(depth);
+  Storage& storage = local_storage();
+  path = existing_path(storage, path);
 
-  Source source = open_source(local_storage(), path);
-  if (!filter.empty()) {
+  Source source = open_source(storage, path);
+  if (!options.filter.empty()) {
     auto& tensors = source.index.tensors;
     // References in the values count in the whole list.
     source.index.values = readable(source.index.values, source.index, SIZE_MAX);
-    std::erase_if(tensors, [&](const TensorEntry& tensor) { return tensor.name.find(filter) == std::string::npos; });
+    std::erase_if(tensors,
+                  [&](const TensorEntry& tensor) { return tensor.name.find(options.filter) == std::string::npos; });
     source.index.reindex();
   }
+  if (!options.html.empty()) write_html(storage, options.html, path, source, options.depth);
   if (line.output().json) {
-    print_json(path, source, line.output());
+    print_json(path, source, options, line.output());
+  } else if (!options.html.empty()) {
+    std::cout << printable(options.html) << ": written\n";
   } else {
-    print_human(path, source, !summary);
+    print_human(path, source, options);
   }
   return 0;
 }

@@ -46,17 +46,9 @@ int run_ls(const Arguments& arguments) {
   std::string path = ".";
   line.app().add_option("DIR", path, "A folder of checkpoints")->capture_default_str();
   if (!line.parse(arguments)) return 0;
-  path = given_path(path);
-
   Storage& storage = local_storage();
-  const auto stat = storage.stat(path);
-  if (stat.exists && !stat.is_directory) {
-    fail(ErrorKind::kInvalidArgument, path, ": a file, not a folder of checkpoints (shardsmith inspect ", path, ")");
-  }
-  if (storage.stat(join(path, kManifestName)).exists) {
-    fail(ErrorKind::kInvalidArgument, path, ": a checkpoint itself, not a folder of them (shardsmith inspect ", path,
-         ")");
-  }
+  path = existing_path(storage, path);
+  check_folder_of_checkpoints(storage, path);
   const auto all = scan(storage, path);
   if (line.output().json) {
     List list;

@@ -12,39 +12,20 @@
 namespace shardsmith::cli {
 namespace {
 
-struct Verb {
-  const char* name;
-  const char* summary;
-  int (*run)(const std::vector<std::string>&);
-};
-
-constexpr Verb kVerbs[] = {
-    {"ls", "the checkpoints in a folder, newest first", run_ls},
-    {"inspect", "what a checkpoint or model holds: tensors, values, layout", run_inspect},
-    {"verify", "checks every byte that has a checksum, and the structure", run_verify},
-    {"export", "a partial checkpoint as a Hugging Face folder", run_export},
-    {"plan", "what each rank would hold, from a config.json alone", run_plan},
-};
-
-// For those of our other programs that are installed.
-const char* external_summary(const std::string& verb) {
-  return verb == "finetune" ? "fine-tunes a model over many processes" : "";
-}
-
 void print_help(std::ostream& out) {
   out << "Trains transformers split over many processes, and handles their checkpoints.\n\n"
          "Usage: shardsmith VERB [ARGUMENTS...]      (shardsmith VERB --help tells more)\n\n";
   Table table({});
-  for (const auto& verb : kVerbs) table.add({verb.name, verb.summary});
+  for (const auto& verb : all_verbs()) table.add({verb.name, verb.summary});
   for (const auto& name : external_verbs()) table.add({name, external_summary(name)});
   out << table.text() << "\n"
-      << "Exit codes: 0 done, 1 failed while running, 2 the request is wrong, 3 would not fit, 4 verify found\n"
-         "something, 5 no valid checkpoint or model, 130/143 stopped by a signal.\n";
+      << "Exit codes: 0 done, 1 failed while running, 2 the request is wrong, 3 would not fit, 4 verify or diff\n"
+         "found something, 5 no valid checkpoint or model, 130/143 stopped by a signal.\n";
 }
 
 [[noreturn]] void unknown_verb(const std::string& word) {
   std::vector<std::string> names = external_verbs();
-  for (const auto& verb : kVerbs) names.push_back(verb.name);
+  for (const auto& verb : all_verbs()) names.push_back(verb.name);
   const std::string near = nearest(word, names);
   fail(ErrorKind::kInvalidArgument, "unknown verb '", word, "'",
        near.empty() ? std::string(" (see: shardsmith --help)") : str("; did you mean '", near, "'?"));
@@ -70,9 +51,7 @@ int dispatch(const std::vector<std::string>& words) {
     fail(ErrorKind::kInvalidArgument, "unknown option ", first, " before the verb",
          near.empty() ? std::string(" (see: shardsmith --help)") : str("; did you mean ", near, "?"));
   }
-  for (const auto& verb : kVerbs) {
-    if (first == verb.name) return verb.run(rest);
-  }
+  if (const Verb* verb = find_verb(first)) return verb->run(rest);
   run_external(first, rest);
   unknown_verb(first);
 }
