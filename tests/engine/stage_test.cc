@@ -21,7 +21,7 @@ struct Layout {
 
 // One training step of `microbatches` microbatches per replica; replica r gets the r-th part of all samples.
 Outcome step_with(const char* config, Layout layout, int microbatches, bool dropout, at::ScalarType dtype,
-                  int steps = 1) {
+                  int steps = 1, bool accumulate = false) {
   const FamilyModel model = family(config);
   const Tensors weights = initial_weights(model, dtype);
   const Mesh mesh(layout.pp * layout.rdp, layout.pp, 1);
@@ -48,7 +48,7 @@ Outcome step_with(const char* config, Layout layout, int microbatches, bool drop
     AdamW optimizer({{parameters, 1e-2}});
     const auto begin = all.begin() + at.rdp * microbatches;
     for (int i = 0; i < steps; ++i) {
-      if (i) {
+      if (i && !accumulate) {
         optimizer.step();
         optimizer.zero_grad();
       }
@@ -104,6 +104,13 @@ TEST(Layouts, TrainTheSameWayForSeveralSteps) {
   const Outcome two = step_with(kTinyLlama, {2, 1}, 4, false, at::kFloat, 6);
   expect_same(one, two, 1e-3);
   for (size_t i = 0; i < one.losses.size(); ++i) EXPECT_NEAR(one.losses[i], two.losses[i], 1e-5);
+}
+
+TEST(Layouts, AccumulateOverStepsTheSameWay) {
+  const Outcome one = step_with(kTinyGpt2, {1, 1}, 4, false, at::kDouble, 3, true);
+  for (const Layout layout : {Layout{2, 1}, {1, 2}, {2, 2}}) {
+    expect_same(one, step_with(kTinyGpt2, layout, 4 / layout.rdp, false, at::kDouble, 3, true), 1e-10);
+  }
 }
 
 TEST(Layouts, RepeatBitForBit) {
