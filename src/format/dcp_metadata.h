@@ -37,7 +37,7 @@ struct DcpEntry {
 
 // Knows every generation since torch 1.13. Throws kCorrupt, and kUnsupported that names the transform that an item went
 // through or the dtype that can't be held.
-std::vector<DcpEntry> parse_dcp_metadata(std::string_view pickle, std::string_view where);
+std::vector<DcpEntry> parse_dcp_metadata(std::string_view bytes, std::string_view where);
 
 // What torch's own reader unpickles into a Metadata.
 std::string make_dcp_metadata(const std::vector<DcpEntry>& entries);

@@ -27,18 +27,20 @@ bool is_tensor_call(PickleName name) {
 
 void Machine::reduce() {
   const Id args_id = pop(), function_id = pop();
-  const Node function = node(function_id);
-  if (names_ == PickleNames::kAny && function.kind != Kind::kGlobal)
+  const bool known = node(function_id).kind == Kind::kGlobal;
+  if (names_ == PickleNames::kAny && !known)
     return object("(call)", {function_id, args_id});  // of something that only a run would know
-  if (function.kind != Kind::kGlobal) bad("forbidden: it calls something that is no known function");
+  if (!known) bad("forbidden: it calls something that is no known function");
   if (node(args_id).kind != Kind::kTuple) bad("a call whose arguments are no tuple");
   charge(node(args_id).items.size());
   const std::vector<Id> args = node(args_id).items;
+  const Node function = node(function_id);
   call(function, args);
 }
 
 // An object that is known by its class only.
 void Machine::object(std::string name, std::vector<Id> parts) {
+  charge(name.size() / 16);
   const Id id = make(Kind::kOpaque);
   nodes_[id].scalar = Value(std::move(name));
   nodes_[id].items = std::move(parts);

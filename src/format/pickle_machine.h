@@ -6,6 +6,8 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -33,14 +35,40 @@ enum class Kind : uint8_t {
   kOpaque,
 };
 
+// A Value that most nodes do without.
+class Scalar {
+ public:
+  Scalar() = default;
+  Scalar(const Scalar& other) : value_(other.value_ ? std::make_unique<Value>(*other.value_) : nullptr) {}
+  Scalar& operator=(Value value) {
+    value_ = std::make_unique<Value>(std::move(value));
+    return *this;
+  }
+  template <typename T>
+  const T* get_if() const {
+    return value_ ? value_->get_if<T>() : nullptr;
+  }
+  bool is_none() const { return value_ && value_->is_none(); }
+  Value copy() const { return value_ ? *value_ : Value(); }
+
+ private:
+  std::unique_ptr<Value> value_;
+};
+
+// Small, as the metadata of a large distributed checkpoint have tens of millions.
 struct Node {
   Kind kind = Kind::kScalar;
-  std::vector<Id> items;                                // a dict's keys and values in turn
-  Value scalar;                                         // kScalar; kGlobal, kOpaque: the full name
   PickleGlobal global{PickleName::kClass, Dtype::kU8};  // kGlobal, kStorage; kOpaque: kObject if it takes a state
-  size_t index = 0;                                     // of a storage or a tensor
-  Dtype dtype = Dtype::kU8;                             // of a storage
-  uint64_t begin = 0, end = 0;                          // bytes of a storage that this one shows
+  uint32_t index = 0;                                   // kTensor: in the result; kStorage: of what it shows
+  std::vector<Id> items;                                // a dict's keys and values in turn
+  Scalar scalar;                                        // kScalar; kGlobal, kOpaque: the full name
+};
+
+// The bytes of a storage that a persistent object shows: all, or in old files a part.
+struct StorageView {
+  size_t storage = 0;  // in the result
+  Dtype dtype = Dtype::kU8;
+  uint64_t begin = 0, end = 0;
 };
 
 class Machine {
@@ -54,6 +82,9 @@ class Machine {
   }
 
   Pickled run();
+  Id parse();  // the root; for those who look at the nodes themselves (format/pickle_view.h)
+  const Node& node(Id id) const { return nodes_[id]; }
+  bool has_tensors() const { return !result_.tensors.empty(); }
   size_t used() const { return at_; }
 
  private:
@@ -139,10 +170,27 @@ class Machine {
   void push_text(std::string_view text) { push(make_scalar(Value(std::string(text)))); }
   void push_bytes(std::string_view data) { push(make_scalar(Value(Bytes{std::string(data)}))); }
 
-  void put(uint32_t slot) { memo_[slot] = (top(), stack_.back()); }
+  Id small_integer(uint8_t value) {
+    if (small_integers_.empty()) small_integers_.assign(256, kUnset);
+    if (small_integers_[value] == kUnset) small_integers_[value] = make_scalar(Value(int64_t{value}));
+    return small_integers_[value];
+  }
+
+  // Slots are given out one after the other, but nothing says that they must be.
+  void put(uint32_t slot) {
+    top();
+    if (slot >= memo_.size() + 1024) {
+      memoized_ += far_memo_.insert_or_assign(slot, stack_.back()).second;
+      return;
+    }
+    if (slot >= memo_.size()) memo_.resize(slot + 1, kUnset);
+    memoized_ += memo_[slot] == kUnset;
+    memo_[slot] = stack_.back();
+  }
   void get(uint32_t slot) {
-    const auto found = memo_.find(slot);
-    if (found == memo_.end()) bad("refers to object ", slot, ", which it has not made");
+    if (slot < memo_.size() && memo_[slot] != kUnset) return push(memo_[slot]);
+    const auto found = far_memo_.find(slot);
+    if (found == far_memo_.end()) bad("refers to object ", slot, ", which it has not made");
     push(found->second);
   }
 
@@ -193,7 +241,6 @@ class Machine {
   void push_special(const char* name, const std::vector<std::pair<const char*, Id>>& fields);
   bool set_tensor(Id tensor, Id state);
 
-  const Node& node(Id id) const { return nodes_[id]; }
   const std::string* text(Id id) const { return node(id).scalar.get_if<std::string>(); }
   int64_t integer(Id id, const char* what) const {
     const int64_t* value = node(id).kind == Kind::kScalar ? node(id).scalar.get_if<int64_t>() : nullptr;
@@ -220,10 +267,14 @@ class Machine {
   const PickleLimits& limits_;
   PickleNames names_;
   size_t at_ = 0;
-  std::vector<Node> nodes_;
+  static constexpr Id kUnset = UINT32_MAX;
+  std::deque<Node> nodes_;
   std::vector<Id> stack_;
   std::vector<size_t> marks_;
-  std::unordered_map<uint32_t, Id> memo_;
+  std::vector<Id> memo_, small_integers_;
+  std::unordered_map<uint32_t, Id> far_memo_;
+  uint32_t memoized_ = 0;
+  std::vector<StorageView> views_;
   std::unordered_map<std::string, size_t> storages_;
   Id none_, true_, false_, empty_tuple_;
   uint64_t copied_ = 0, charged_ = 0;

@@ -1,6 +1,7 @@
 // The names that a pickle may hold, and what each means to us.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -10,7 +11,7 @@
 
 namespace shardsmith {
 
-enum class PickleName {
+enum class PickleName : uint8_t {
   kDict,  // OrderedDict, Counter
   kSize,  // torch.Size: a tuple
   kSet,

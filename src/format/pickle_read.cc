@@ -1,4 +1,5 @@
 // The operations of a pickle, and the copy of what it made.
+#include <algorithm>
 #include <bit>
 #include <unordered_set>
 
@@ -104,18 +105,26 @@ std::string decimal(std::string_view bytes) {
 }  // namespace
 
 Pickled Machine::run() {
+  const Id root = parse();
+  result_.value = value_of(root, 0);
+  return std::move(result_);
+}
+
+Id Machine::parse() {
   while (true) {
     const auto op = static_cast<unsigned char>(take(1)[0]);
     if (op == kStop) break;
     step(op);
   }
-  const Id root = pop();
-  result_.value = value_of(root, 0);
-  return std::move(result_);
+  return pop();
 }
 
 void Machine::push_long(std::string_view data) {
   if (data.size() > 1024) bad("an integer of ", data.size(), " bytes");
+  // Bytes that only repeat the sign say nothing.
+  while (data.size() > 1 && (data.back() == '\0' || data.back() == '\xff') &&
+         (static_cast<signed char>(data.back()) < 0) == (static_cast<signed char>(data[data.size() - 2]) < 0))
+    data.remove_suffix(1);
   if (data.empty()) {
     push(make_scalar(Value(int64_t{0})));
   } else if (data.size() <= 8) {
@@ -138,6 +147,7 @@ void Machine::push_global(std::string_view module, std::string_view name) {
     push(make_scalar(Value(DtypeName{std::string(name)})));
     return;
   }
+  charge((module.size() + name.size()) / 16);
   std::string full = std::string(module) + "." + std::string(name);  // before make(): the views may lie in a node
   const Id id = make(Kind::kGlobal);
   nodes_[id].global = *global;
@@ -178,7 +188,7 @@ void Machine::step(unsigned char op) {
     case kBinInt:
       return push(make_scalar(Value(int64_t{static_cast<int32_t>(number<uint32_t>())})));
     case kBinInt1:
-      return push(make_scalar(Value(int64_t{number<uint8_t>()})));
+      return push(small_integer(number<uint8_t>()));
     case kBinInt2:
       return push(make_scalar(Value(int64_t{number<uint16_t>()})));
     case kLong1:
@@ -255,7 +265,7 @@ void Machine::step(unsigned char op) {
     case kLongBinPut:
       return put(number<uint32_t>());
     case kMemoize:
-      return put(static_cast<uint32_t>(memo_.size()));
+      return put(memoized_);
     case kBinGet:
       return get(number<uint8_t>());
     case kLongBinGet:
@@ -332,13 +342,15 @@ void Machine::build() {
 
 Value Machine::value_of(Id id, size_t depth) {
   if (depth > limits_.depth) bad("nested deeper than ", limits_.depth, " levels, or inside of itself");
-  if (++copied_ > limits_.objects) bad("references that multiply to more than ", limits_.objects, " objects");
+  // Each reference takes a byte of the pickle, so that only one whose references multiply makes much more of it.
+  const uint64_t most = std::min<uint64_t>(limits_.objects, (1 << 20) + 8 * bytes_.size());
+  if (++copied_ > most) bad("references that multiply to more than ", most, " objects");
   const Node& n = nodes_[id];
   switch (n.kind) {
     case Kind::kScalar:
       if (const std::string* s = n.scalar.get_if<std::string>()) copied_ += s->size() / 64;
       if (const Bytes* b = n.scalar.get_if<Bytes>()) copied_ += b->data.size() / 64;
-      return n.scalar;
+      return n.scalar.copy();
     case Kind::kList:
       return Value(values_of(n.items, depth + 1));
     case Kind::kTuple:
@@ -362,18 +374,21 @@ Value Machine::value_of(Id id, size_t depth) {
     case Kind::kBlank:
       bad("a tensor without a state");
     case Kind::kStorage: {  // on its own: as torch shows it, one dimension of elements
+      const StorageView& shown = views_[n.index];
       PickledTensor tensor;
-      tensor.storage = n.index;
-      tensor.dtype = n.dtype;
-      tensor.offset = static_cast<int64_t>(n.begin) / size_of(n.dtype);
-      tensor.size = {static_cast<int64_t>(n.end - n.begin) / size_of(n.dtype)};
+      tensor.storage = shown.storage;
+      tensor.dtype = shown.dtype;
+      tensor.offset = static_cast<int64_t>(shown.begin) / size_of(shown.dtype);
+      tensor.size = {static_cast<int64_t>(shown.end - shown.begin) / size_of(shown.dtype)};
       tensor.strides = {1};
       result_.tensors.push_back(std::move(tensor));
       return Value(TensorRef{result_.tensors.size() - 1});
     }
     case Kind::kGlobal:
+      copied_ += n.scalar.get_if<std::string>()->size() / 64;
       return Value(Opaque{*n.scalar.get_if<std::string>(), {}});
     case Kind::kOpaque:
+      copied_ += n.scalar.get_if<std::string>()->size() / 64;
       return Value(Opaque{*n.scalar.get_if<std::string>(), values_of(n.items, depth + 1)});
   }
   return {};

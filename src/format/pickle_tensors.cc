@@ -46,20 +46,18 @@ void Machine::persistent() {
     begin = static_cast<uint64_t>(offset) * element;
     end = begin + static_cast<uint64_t>(count) * element;
   }
-  const size_t index = found->second;
+  views_.push_back({found->second, dtype, begin, end});
   const Id storage = make(Kind::kStorage);
-  nodes_[storage].index = index;
-  nodes_[storage].dtype = dtype;
+  nodes_[storage].index = static_cast<uint32_t>(views_.size() - 1);
   nodes_[storage].global = {untyped ? PickleName::kUntyped : PickleName::kStorage, dtype};
-  nodes_[storage].begin = begin;
-  nodes_[storage].end = end;
   push(storage);
 }
 
 // Adds it to the result once it is known to lie inside of its storage; returns its number.
 size_t Machine::describe_tensor(PickledTensor tensor, const Node& storage) {
   if (storage.kind != Kind::kStorage) bad("a tensor whose storage is none");
-  tensor.storage = storage.index;
+  const StorageView& shown = views_[storage.index];
+  tensor.storage = shown.storage;
   if (tensor.size.size() != tensor.strides.size())
     bad("a tensor with ", tensor.size.size(), " sizes and ", tensor.strides.size(), " strides");
   if (tensor.offset < 0) bad("a tensor with a negative offset");
@@ -78,19 +76,19 @@ size_t Machine::describe_tensor(PickledTensor tensor, const Node& storage) {
   overflow |= __builtin_mul_overflow(static_cast<uint64_t>(elements), 2 * element, &bytes);
   overflow |= __builtin_add_overflow(last, int64_t{1}, &last);
   overflow |= __builtin_mul_overflow(static_cast<uint64_t>(last), element, &end);
-  if (overflow || (!empty && end > storage.end - storage.begin))
+  if (overflow || (!empty && end > shown.end - shown.begin))
     bad("a tensor of shape ", to_string(tensor.size), " and strides ", to_string(tensor.strides), " at element ",
         tensor.offset, " leaves its storage '", printable(result_.storages[tensor.storage].key), "' of ",
-        storage.end - storage.begin, " bytes");
-  if (storage.begin % element != 0) bad("a view of a storage that begins inside of an element");
-  tensor.offset = empty ? 0 : tensor.offset + static_cast<int64_t>(storage.begin / element);
+        shown.end - shown.begin, " bytes");
+  if (shown.begin % element != 0) bad("a view of a storage that begins inside of an element");
+  tensor.offset = empty ? 0 : tensor.offset + static_cast<int64_t>(shown.begin / element);
   result_.tensors.push_back(std::move(tensor));
   return result_.tensors.size() - 1;
 }
 
 void Machine::push_tensor(size_t index) {
   const Id id = make(Kind::kTensor);
-  nodes_[id].index = index;
+  nodes_[id].index = static_cast<uint32_t>(index);
   push(id);
 }
 
@@ -99,7 +97,7 @@ void Machine::rebuild(PickleName name, const std::vector<Id>& args) {
   if (args.size() < needed) bad("a tensor with ", args.size(), " arguments instead of ", needed);
   const Node storage = node(args[0]);
   PickledTensor tensor;
-  tensor.dtype = storage.dtype;
+  tensor.dtype = storage.global.dtype;
   tensor.offset = integer(args[1], "a tensor's offset");
   tensor.size = integers(args[2], "a tensor's size");
   tensor.strides = integers(args[3], "a tensor's stride");
@@ -190,7 +188,7 @@ void Machine::rebuild_sparse(const std::vector<Id>& args) {
     if (n < 0) bad("a sparse tensor with a negative size");
   if (coo) {
     const Id coalesced = parts.size() == 4 ? parts[3] : none_;
-    const Value& flag = node(coalesced).scalar;
+    const Scalar& flag = node(coalesced).scalar;
     if (node(coalesced).kind != Kind::kScalar || !(flag.is_none() || flag.get_if<bool>()))
       bad("a sparse tensor of which it isn't said whether it is coalesced");
     push_special("torch.sparse_coo",
@@ -210,7 +208,7 @@ void Machine::rebuild_sparse(const std::vector<Id>& args) {
 // (storage, offset, size, stride, (scheme, scale, zero point) or (scheme, scales, zero points, axis), grad, hooks)
 void Machine::rebuild_quantized(const std::vector<Id>& args) {
   const Node storage = node(args[0]);
-  if (storage.kind != Kind::kStorage || quantized_storage_class(storage.dtype).empty() ||
+  if (storage.kind != Kind::kStorage || quantized_storage_class(storage.global.dtype).empty() ||
       storage.global.name == PickleName::kUntyped)
     bad("a quantised tensor over a storage of other numbers");
   const Node& params_node = node(args[4]);
@@ -224,7 +222,7 @@ void Machine::rebuild_quantized(const std::vector<Id>& args) {
   const bool per_channel = name.starts_with("torch.per_channel");
   if (params.size() != (per_channel ? 4u : 3u)) bad("'", name, "' with ", params.size(), " parameters");
   PickledTensor tensor;
-  tensor.dtype = storage.dtype;
+  tensor.dtype = storage.global.dtype;
   tensor.offset = integer(args[1], "a tensor's offset");
   tensor.size = integers(args[2], "a tensor's size");
   tensor.strides = integers(args[3], "a tensor's stride");
@@ -259,17 +257,17 @@ void Machine::rebuild_quantized(const std::vector<Id>& args) {
 bool Machine::set_tensor(Id tensor, Id state) {
   if (node(state).kind != Kind::kTuple || node(state).items.size() != 4) return false;
   const std::vector<Id> parts = node(state).items;
+  if (node(parts[0]).kind != Kind::kStorage) return false;
   const Node storage = node(parts[0]);
-  if (storage.kind != Kind::kStorage) return false;
   if (storage.global.name == PickleName::kUntyped) bad("a tensor over an untyped storage without a dtype");
   PickledTensor described;
-  described.dtype = storage.dtype;
+  described.dtype = storage.global.dtype;
   described.offset = integer(parts[1], "a tensor's offset");
   described.size = integers(parts[2], "a tensor's size");
   described.strides = integers(parts[3], "a tensor's stride");
   const size_t index = describe_tensor(std::move(described), storage);
   nodes_[tensor].kind = Kind::kTensor;
-  nodes_[tensor].index = index;
+  nodes_[tensor].index = static_cast<uint32_t>(index);
   return true;
 }
 
