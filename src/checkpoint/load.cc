@@ -68,20 +68,26 @@ void add_value(Value& values, const std::string& kind, Value value) {
   }
 }
 
-}  // namespace
-
-void check_file(Storage& storage, const std::string& path, const ManifestFile& file) {
+void check_stat(Storage& storage, const std::string& path, const ManifestFile& file) {
   const Stat stat = storage.stat(path);
   if (!stat.exists) fail(ErrorKind::kCorrupt, path, " is missing, but the manifest names it");
   if (stat.is_link || stat.is_directory) fail(ErrorKind::kCorrupt, path, " is no plain file");
   if (stat.size != file.size) {
     fail(ErrorKind::kCorrupt, path, " has ", stat.size, " bytes, the manifest says ", file.size);
   }
-  const std::string digest = read_pt_record(storage, path).digest;
-  if (digest != file.digest) {
-    fail(ErrorKind::kCorrupt, path, " has digest '", digest, "', the manifest says '", file.digest,
-         "'; it belongs to another save");
-  }
+}
+
+void check_digest(const std::string& path, const std::string& digest, const ManifestFile& file) {
+  if (digest == file.digest) return;
+  fail(ErrorKind::kCorrupt, path, " has digest '", digest, "', the manifest says '", file.digest,
+       "'; it belongs to another save");
+}
+
+}  // namespace
+
+void check_file(Storage& storage, const std::string& path, const ManifestFile& file) {
+  check_stat(storage, path, file);
+  check_digest(path, read_pt_record(storage, path).digest, file);
 }
 
 void renumber_tensors(Value& value, const std::vector<size_t>& numbers) {
@@ -103,8 +109,10 @@ Index read_partial(Storage& storage, const std::string& folder, const Manifest& 
   whole.format = "partial";
   for (const ManifestFile& file : manifest.files) {
     const std::string path = join(folder, file.name), kind = kind_of(file.name);
-    check_file(storage, path, file);
-    Index next = read_pt(storage, path);
+    check_stat(storage, path, file);
+    std::string digest;
+    Index next = read_pt(storage, path, &digest);
+    check_digest(path, digest, file);
     add_kind(next, kind);
     if (is_shared(kind)) drop_repeated_numbers(whole, next);
     std::vector<std::string> names;

@@ -21,7 +21,8 @@ bool is_pt(Storage& storage, const std::string& path);
 // boxes are set from it, and a listed name stands in for the path. Throws kCorrupt for anything that isn't right,
 // naming file and record; kUnsupported for legacy, TorchScript and sparse content; the name of a forbidden global is in
 // the text. Tensors whose storage is deflated get Encoding::kDeflated; `byteorder` big gives kByteSwapped.
-Index read_pt(Storage& storage, const std::string& path);
+// `digest`, if given, becomes that of the extra record ("" where there is none), as PtRecord::digest.
+Index read_pt(Storage& storage, const std::string& path, std::string* digest = nullptr);
 
 // The extra record alone, without the pickle: what a commit or a scan needs to know a file by.
 struct PtRecord {

@@ -1,18 +1,41 @@
+#include <optional>
+
 #include "base/error.h"
 #include "format/pt.h"
 #include "format/pt_record.h"
 #include "format/torch_object.h"
 
 namespace shardsmith {
+namespace {
+
+// Without the local headers of all the others, which lie all over a large file.
+std::optional<ZipRecord> find_extra_record(ReadFile& file) {
+  ZipDirectory directory = read_zip_directory(file);
+  if (directory.records.empty()) fail(ErrorKind::kCorrupt, file.path(), ": an empty zip archive");
+  const std::string& first = directory.records.front().name;
+  const size_t slash = first.find('/');
+  if (slash == std::string::npos)
+    fail(ErrorKind::kCorrupt, file.path(), ": not a torch file: its records lie in no folder");
+  const std::string name = first.substr(0, slash + 1) + kPtRecordName;
+  for (ZipRecord& record : directory.records) {
+    if (record.name != name) continue;
+    locate_record(file, directory, record);
+    return std::move(record);
+  }
+  return std::nullopt;
+}
+
+}  // namespace
 
 bool is_pt(Storage& storage, const std::string& path) {
   if (storage.stat(path).is_directory) return false;
   return torch_container(*storage.open_read(path)) != TorchContainer::kNone;
 }
 
-Index read_pt(Storage& storage, const std::string& path) {
+Index read_pt(Storage& storage, const std::string& path, std::string* digest) {
   const auto file = storage.open_read(path);
   TorchObject object = read_torch_object(*file);
+  if (digest) *digest = object.record.digest;
   Index index;
   index.format = "pt";
   index.files.push_back({path, file->size(), object.record.checksums});
@@ -26,13 +49,12 @@ PtRecord read_pt_record(Storage& storage, const std::string& path) {
   PtRecord result;
   result.file_size = file->size();
   if (torch_container(*file) == TorchContainer::kLegacy) return result;
-  const TorchArchive archive(*file);
-  const ZipRecord* record = archive.find(kPtRecordName);
+  if (torch_container(*file) != TorchContainer::kZip) const TorchArchive says_what_it_is(*file);
+  const std::optional<ZipRecord> record = find_extra_record(*file);
   if (!record) return result;
-  const std::string bytes = archive.read(*record, kMaxPtRecord);
-  PtRecordContent content = parse_pt_record(bytes, *record, path);
+  PtRecordContent content = parse_pt_record(read_record(*file, *record, kMaxPtRecord), *record, path);
   result.present = true;
-  result.digest = digest_of(bytes);
+  result.digest = std::move(content.digest);
   result.extra = std::move(content.extra);
   result.checksums = std::move(content.checksums);
   return result;

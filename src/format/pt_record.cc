@@ -118,6 +118,7 @@ PtRecordContent parse_pt_record(std::string_view bytes, const ZipRecord& record,
          kVersion, "); update Shardsmith");
   if (version < 1) parser.bad("version ", version);
   PtRecordContent content;
+  content.digest = digest_of(bytes);
   content.checksums = std::make_shared<BlockChecksums>(parse_checksums(parser, record));
   for (const Value& entry : parser.field<List>(root, "slices")) {
     PtSlice slice;

@@ -26,6 +26,7 @@ struct PtRecordContent {
   std::vector<PtSlice> slices;
   Value extra;
   std::shared_ptr<const BlockChecksums> checksums;
+  std::string digest;  // of the record's bytes
 };
 
 // The bytes with every checksum 0; set_crcs fills them in, so that the length is known beforehand.

@@ -103,19 +103,23 @@ void read_zip64(ReadFile& file, ZipRecord& record, std::string_view extra) {
   }
 }
 
-void check_record(ReadFile& file, ZipRecord& record, uint64_t limit) {
+}  // namespace
+
+void locate_record(ReadFile& file, const ZipDirectory& directory, ZipRecord& record) {
+  const uint64_t limit = directory.begin;
   const auto bad = [&](const auto&... why) {
     fail(ErrorKind::kCorrupt, file.path(), ": record '", record.name, "': ", why...);
   };
   if (record.header > limit || limit - record.header < 30) bad("its header lies outside of the file");
-  const std::string local = read_at(file, record.header, 30);
+  // With the name that should follow, in one read.
+  const std::string local =
+      read_at(file, record.header, std::min<uint64_t>(30 + record.name.size(), limit - record.header));
   if (get_le<uint32_t>(local, 0) != kLocal) bad("no local header at ", record.header);
   const uint64_t names = uint64_t{get_le<uint16_t>(local, 26)} + get_le<uint16_t>(local, 28);
   record.data = record.header + 30 + names;
   if (record.data > limit || record.stored > limit - record.data)
     bad("its ", record.stored, " bytes at ", record.data, " leave the file");
-  if (get_le<uint16_t>(local, 26) != record.name.size() ||
-      read_at(file, record.header + 30, record.name.size()) != record.name)
+  if (get_le<uint16_t>(local, 26) != record.name.size() || std::string_view(local).substr(30) != record.name)
     bad("its local header has another name");
   if (!record.deflated && record.stored != record.size)
     bad("stored in ", record.stored, " bytes, but declared as ", record.size);
@@ -123,12 +127,11 @@ void check_record(ReadFile& file, ZipRecord& record, uint64_t limit) {
     bad("declares ", record.size, " bytes, more than ", record.stored, " deflated bytes can hold");
 }
 
-}  // namespace
-
-std::vector<ZipRecord> read_zip(ReadFile& file) {
+ZipDirectory read_zip_directory(ReadFile& file) {
   const Tail tail = find_tail(file);
   const std::string directory = read_at(file, tail.offset, tail.size);
-  std::vector<ZipRecord> records;
+  ZipDirectory result;
+  result.begin = tail.offset;
   std::unordered_set<std::string> names;
   size_t at = 0;
   for (uint64_t i = 0; i < tail.entries; ++i) {
@@ -151,12 +154,18 @@ std::vector<ZipRecord> read_zip(ReadFile& file) {
       fail(ErrorKind::kUnsupported, file.path(), ": record '", record.name, "' is packed by method ", method);
     record.deflated = method == 8;
     read_zip64(file, record, std::string_view(directory).substr(at + 46 + name_length, extra_length));
-    check_record(file, record, tail.offset);
     if (!names.insert(record.name).second)
       fail(ErrorKind::kCorrupt, file.path(), ": record '", record.name, "' stands twice");
-    records.push_back(std::move(record));
+    result.records.push_back(std::move(record));
     at += 46 + name_length + extra_length + comment_length;
   }
+  return result;
+}
+
+std::vector<ZipRecord> read_zip(ReadFile& file) {
+  ZipDirectory directory = read_zip_directory(file);
+  std::vector<ZipRecord>& records = directory.records;
+  for (ZipRecord& record : records) locate_record(file, directory, record);
   std::vector<const ZipRecord*> ordered;
   for (const ZipRecord& record : records) ordered.push_back(&record);
   std::sort(ordered.begin(), ordered.end(),
@@ -166,7 +175,7 @@ std::vector<ZipRecord> read_zip(ReadFile& file) {
     if (before.data + before.stored > ordered[i]->header)
       fail(ErrorKind::kCorrupt, file.path(), ": records '", before.name, "' and '", ordered[i]->name, "' overlap");
   }
-  return records;
+  return std::move(directory.records);
 }
 
 std::string read_record(ReadFile& file, const ZipRecord& record, uint64_t limit) {

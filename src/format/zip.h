@@ -25,6 +25,18 @@ struct ZipRecord {
 // records that overlap or leave the file, sizes that no deflated record of that length can have.
 std::vector<ZipRecord> read_zip(ReadFile& file);
 
+// The central directory alone, for those who want one record of many: where a record's bytes begin only its local
+// header says, and each of those is a read somewhere else in the file. `data` of the records is 0; names are told
+// apart.
+struct ZipDirectory {
+  std::vector<ZipRecord> records;
+  uint64_t begin = 0;  // of the directory: all records lie before it
+};
+ZipDirectory read_zip_directory(ReadFile& file);
+// Reads the local header of one of them and fills in `data`. Throws as read_zip does, but says nothing of other
+// records.
+void locate_record(ReadFile& file, const ZipDirectory& directory, ZipRecord& record);
+
 // A whole record, inflated, its CRC checked (unless it is 0). kCorrupt if it is larger than `limit`.
 std::string read_record(ReadFile& file, const ZipRecord& record, uint64_t limit);
 
