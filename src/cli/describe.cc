@@ -4,8 +4,10 @@
 
 #include "base/error.h"
 #include "checkpoint/commit.h"
+#include "checkpoint/full.h"
 #include "cli/output.h"
 #include "cli/source.h"
+#include "format/pt.h"
 
 namespace shardsmith::cli {
 namespace {
@@ -14,6 +16,8 @@ std::string layers_words(int first, int end) {
   if (first == end) return "no layer";
   return first + 1 == end ? str("layer ", first) : str("layers ", first, "-", end - 1);
 }
+
+constexpr int kMostRanks = 16;  // of one slice, in a line
 
 std::string join_words(const std::vector<std::string>& words) {
   std::string result;
@@ -40,12 +44,15 @@ std::string stage_words(const Partition& partition, int stage) {
   return join_words(words);
 }
 
-std::vector<std::string> stage_ranks(const Mesh& mesh, int stage) {
+std::vector<std::string> stage_ranks(const Mesh& mesh, int stage, int most) {
   std::vector<std::string> result;
   for (int tp = 0; tp < mesh.tp_size(); ++tp) {
     std::vector<std::string> ranks;
-    for (int rdp = 0; rdp < mesh.rdp_size(); ++rdp) ranks.push_back(std::to_string(mesh.rank({stage, tp, rdp})));
-    result.push_back(join_words(ranks));
+    const bool all = mesh.rdp_size() <= most;
+    for (int rdp = 0; rdp < (all ? mesh.rdp_size() : most); ++rdp) {
+      ranks.push_back(std::to_string(mesh.rank({stage, tp, rdp})));
+    }
+    result.push_back(join_words(ranks) + (all ? "" : str(", ... (", mesh.rdp_size(), " ranks)")));
   }
   return result;
 }
@@ -63,7 +70,7 @@ std::string layout_picture(const Manifest& manifest) {
     std::string bar = "|" + std::string(begin, ' ') + std::string(end - begin, '=');
     bar += std::string(std::max(0, kWidth - end), ' ') + "|";
     std::string ranks;
-    const auto slices = stage_ranks(mesh, stage);
+    const auto slices = stage_ranks(mesh, stage, kMostRanks);
     for (size_t tp = 0; tp < slices.size(); ++tp) {
       ranks += str(tp ? "; " : "", slices.size() > 1 ? str("tp ", tp, ": ") : "", "rank ", slices[tp]);
     }
@@ -138,6 +145,30 @@ void check_folder_of_checkpoints(Storage& storage, const std::string& path) {
     fail(ErrorKind::kInvalidArgument, path, ": a checkpoint itself, not a folder of them (shardsmith inspect ", path,
          ")");
   }
+}
+
+std::vector<Found> full_checkpoints(Storage& storage, const std::string& path) {
+  std::vector<Found> all;
+  const std::string newest = read_newest(storage, path);
+  for (const auto& name : storage.list(path)) {
+    const std::string file = join(path, name);
+    if (name.starts_with('.') || storage.stat(file).is_directory || storage.stat(file).is_link) continue;
+    Found found{.folder = file, .name = name};
+    try {
+      if (!is_pt(storage, file) || !is_full(storage, file)) continue;
+      for (const auto& part : full_files(file)) found.bytes += storage.stat(part).size;
+      found.manifest.emplace();
+      read_full(storage, file, &*found.manifest);
+      found.complete = true;
+    } catch (const Error& e) {
+      if (!found.manifest) continue;  // no torch file, or none of ours
+      found.why_not = e.what();
+      if (found.manifest->save_id.empty()) found.manifest.reset();
+    }
+    found.newest = newest == name;
+    all.push_back(std::move(found));
+  }
+  return all;
 }
 
 bool holds_checkpoints(Storage& storage, const std::string& path) {

@@ -1,6 +1,7 @@
 // Manifests in words and JSON, as several verbs print them.
 #pragma once
 
+#include <climits>
 #include <string>
 #include <vector>
 
@@ -16,8 +17,9 @@ namespace shardsmith::cli {
 std::string layout_words(const Manifest& manifest);
 // "layers 0-14, embedding": what stage `stage` holds.
 std::string stage_words(const Partition& partition, int stage);
-// The ranks of one stage, one string for each tensor-parallel slice: {"0, 2", "1, 3"}.
-std::vector<std::string> stage_ranks(const Mesh& mesh, int stage);
+// The ranks of one stage, one string for each tensor-parallel slice: {"0, 2", "1, 3"}. Beyond `most` of one slice only
+// their number is said: "0, 2, ... (512 ranks)".
+std::vector<std::string> stage_ranks(const Mesh& mesh, int stage, int most = INT_MAX);
 // Which ranks hold which layers, as a small text picture.
 std::string layout_picture(const Manifest& manifest);
 
@@ -33,6 +35,9 @@ Manifest open_manifest(Storage& storage, const std::string& folder);
 std::string existing_path(Storage& storage, const std::string& path);
 // kInvalidArgument, saying what to do instead, for a file and for a checkpoint itself.
 void check_folder_of_checkpoints(Storage& storage, const std::string& path);
+
+// The full checkpoints (docs/formats/full.md) among the files of `path`, complete or not, in no order.
+std::vector<Found> full_checkpoints(Storage& storage, const std::string& path);
 
 // Tells a folder of checkpoints from one of them: something in it is a checkpoint, or `newest` is there.
 bool holds_checkpoints(Storage& storage, const std::string& path);

@@ -84,7 +84,7 @@ std::vector<size_t> rows_of_files(const Source& source, Grid& grid) {
     rows[i] = row->second;
     if (!is_new) continue;
     const Mesh mesh(manifest->world_size, manifest->pp, manifest->tp, manifest->placement);
-    const std::string ranks = stage_ranks(mesh, at->first)[static_cast<size_t>(at->second)];
+    const std::string ranks = stage_ranks(mesh, at->first, 8)[static_cast<size_t>(at->second)];
     grid.rows.push_back(str("rank ", ranks));
     grid.row_titles.push_back(str("stage ", at->first,
                                   manifest->tp > 1 ? str(", tensor-parallel slice ", at->second) : "", ": ",

@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <iostream>
+#include <utility>
 
 #include "base/error.h"
 #include "checkpoint/load.h"
@@ -11,10 +13,17 @@
 namespace shardsmith::cli {
 namespace {
 
-Value found_value(const Found& found) {
+struct Listed {
+  Found found;
+  bool full = false;  // a file; otherwise a folder
+};
+
+Value found_value(const Listed& listed) {
+  const Found& found = listed.found;
   Value value;
   value.set("name", found.name);
-  value.set("folder", found.folder);
+  value.set("kind", listed.full ? "full" : "partial");
+  value.set(listed.full ? "file" : "folder", found.folder);
   value.set("complete", found.complete);
   value.set("newest", found.newest);
   value.set("bytes", static_cast<int64_t>(found.bytes));
@@ -23,20 +32,35 @@ Value found_value(const Found& found) {
   return value;
 }
 
-void print_table(const std::vector<Found>& all) {
+void print_table(const std::vector<Listed>& all) {
   Table table({false, true, false, true});
   table.add({bold("NAME"), bold("STEP"), bold("LAYOUT"), bold("SIZE"), bold("SAVED"), bold("STATE")});
-  for (const auto& found : all) {
+  for (const auto& [found, full] : all) {
     const Manifest* manifest = found.manifest ? &*found.manifest : nullptr;
     std::string state = found.complete ? green("complete") : red("incomplete: ") + printable(found.why_not);
     if (found.newest) state += ", newest";
     // A save that replaced this one died halfway.
-    if (found.complete && base_name(found.folder) != found.name) state += ", in " + base_name(found.folder);
+    if (found.complete && !full && base_name(found.folder) != found.name) state += ", in " + base_name(found.folder);
     table.add({printable(found.name), manifest ? std::to_string(manifest->step) : "-",
-               manifest ? layout_words(*manifest) : "-", human_bytes(found.bytes),
-               manifest ? human_time(manifest->time) : "-", state});
+               full       ? "full, one file"
+               : manifest ? layout_words(*manifest)
+                          : "-",
+               human_bytes(found.bytes), manifest ? human_time(manifest->time) : "-", state});
   }
   std::cout << table.text("");
+}
+
+// Partial and full ones, newest first by step and time; those that don't say come last.
+std::vector<Listed> list_all(Storage& storage, const std::string& path) {
+  std::vector<Listed> all;
+  for (auto& found : scan(storage, path)) all.push_back({std::move(found), false});
+  for (auto& found : full_checkpoints(storage, path)) all.push_back({std::move(found), true});
+  std::stable_sort(all.begin(), all.end(), [](const Listed& a, const Listed& b) {
+    const auto &left = a.found.manifest, &right = b.found.manifest;
+    if (!left || !right) return left.has_value() > right.has_value();
+    return std::pair(left->step, left->time) > std::pair(right->step, right->time);
+  });
+  return all;
 }
 
 }  // namespace
@@ -49,10 +73,10 @@ int run_ls(const Arguments& arguments) {
   Storage& storage = local_storage();
   path = existing_path(storage, path);
   check_folder_of_checkpoints(storage, path);
-  const auto all = scan(storage, path);
+  const auto all = list_all(storage, path);
   if (line.output().json) {
     List list;
-    for (const auto& found : all) list.push_back(found_value(found));
+    for (const auto& listed : all) list.push_back(found_value(listed));
     Value object;
     object.set("path", path);
     object.set("checkpoints", list);

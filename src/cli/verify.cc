@@ -153,6 +153,10 @@ std::vector<Result> verify_folder(Storage& storage, const std::string& path, con
       results.push_back(std::move(result));
     }
   }
+  for (const auto& found : full_checkpoints(storage, path)) {
+    pointed = pointed || found.newest;
+    results.push_back(verify_path(storage, found.folder, "full", options));
+  }
   const std::string pointer = join(path, kNewestName);
   if (storage.stat(pointer).exists && !pointed) {
     Result result{pointer, "pointer"};

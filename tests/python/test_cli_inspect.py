@@ -264,3 +264,32 @@ def test_a_large_sharded_model_takes_milliseconds(tmp_path, llama, capsys):
 def test_the_program_alone_answers_at_once():
     assert os.access(PROGRAM, os.X_OK)
     assert median_time("--version") < 0.2
+
+
+def test_full_checkpoints_are_listed_among_the_others(saved, tmp_path):
+    folder = Path(shutil.copytree(saved, tmp_path / "saved"))
+    run("merge", folder / "a_partial", folder / "whole", "--to", "full")
+    found = {f["name"]: f for f in run_json("ls", folder)["checkpoints"]}
+    assert set(found) == {"a_partial", "z_partial", "whole"}
+    assert found["whole"]["kind"] == "full" and found["whole"]["complete"] and found["whole"]["manifest"]["step"] == 20
+    assert found["a_partial"]["kind"] == "partial"
+    files = [f for f in folder.iterdir() if f.is_file() and f.name.endswith("whole")]
+    assert found["whole"]["bytes"] == sum(f.stat().st_size for f in files) and len(files) == 3
+    assert "full, one file" in run("ls", folder).stdout
+    assert len(run("verify", folder).stdout.splitlines()) == 3
+    (folder / "user_content_whole").unlink()
+    [broken] = [f for f in run_json("ls", folder)["checkpoints"] if f["name"] == "whole"]
+    assert not broken["complete"] and "user_content_whole" in broken["why_not"]
+    run("verify", folder, code=4)
+
+
+def test_many_ranks_are_a_number(saved, tmp_path):
+    """A manifest may speak of millions of ranks."""
+    import json
+
+    folder = Path(shutil.copytree(saved / "a_partial", tmp_path / "t_partial"))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps(manifest | {"world_size": 2 * 10**6, "rdp": 10**6}))
+    assert "... (1000000 ranks)" in run("inspect", folder).stdout
+    page_of(folder, tmp_path / "page.html")
+    assert (tmp_path / "page.html").stat().st_size < 10**6
