@@ -172,7 +172,18 @@ class Writer {
     std::vector<size_t> numbers;
     std::map<size_t, size_t> local;
     renumber(copy, numbers, local);
+    if (numbers.empty()) {
+      add_item(copy, numbers, true);
+      return items_.size() - 1;
+    }
+    // A sparse or quantised tensor under two names is one item, as a plain one is.
+    std::vector<View> views;
+    for (size_t number : numbers) views.push_back(view(tensor(number)));
+    auto& twins = others_[views];
+    for (const auto& [value_there, item] : twins)
+      if (value_there == copy) return item;
     add_item(copy, numbers, true);
+    twins.emplace_back(std::move(copy), items_.size() - 1);
     return items_.size() - 1;
   }
 
@@ -265,7 +276,8 @@ class Writer {
   const PtContent& content_;
   PackedSources sources_;
   std::deque<Item> items_;
-  std::map<View, size_t> views_;
+  std::map<View, size_t> views_;                                               // items that are one tensor
+  std::map<std::vector<View>, std::vector<std::pair<Value, size_t>>> others_;  // other items with tensors in them
   uint64_t end_ = 0;
 };
 

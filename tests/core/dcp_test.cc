@@ -148,6 +148,28 @@ TEST_F(Dcp, AStreamedStorageHasOneView) {
   EXPECT_TRUE(s.list(out).empty());
 }
 
+TEST_F(Dcp, ASpecialTensorUnderTwoNamesIsOneItem) {
+  PtContent content;
+  size_t calls = 0;
+  content.storages = {{6, nullptr, [&](uint64_t, std::span<std::byte> bytes) {
+                         ++calls;
+                         std::fill(bytes.begin(), bytes.end(), std::byte{7});
+                       }}};
+  content.tensors = {packed(0, Dtype::kQI8, {2, 3})};
+  Value facts;
+  facts.set("data", Value(TensorRef{0}));
+  facts.set("qscheme", Value("torch.per_tensor_affine"));
+  facts.set("scale", Value(0.5));
+  facts.set("zero_point", Value(1));
+  content.value.set("q", Value(Opaque{"torch.quantized", {facts}}));
+  content.value.set("again", Value(Opaque{"torch.quantized", {facts}}));
+  write_dcp(s, out, content);
+  EXPECT_EQ(calls, 1u);
+  const Index index = read_dcp(s, out);
+  EXPECT_EQ(read_tensor<int8_t>(index, "q"), std::vector<int8_t>(6, 7));
+  EXPECT_EQ(read_tensor<int8_t>(index, "again"), std::vector<int8_t>(6, 7));
+}
+
 TEST_F(Dcp, StridesAreGatheredAcrossBlocks) {
   // 3 MiB of a transposed view: blocks end inside of rows.
   PtContent content;

@@ -377,3 +377,17 @@ def test_the_documents_example_is_what_is_written(tmp_path):
     assert f"`model.w` at {item.offset}, {item.length} bytes" in text
     begin = data.index(struct.pack("<6f", *range(6)))
     assert f"its data at {begin}" in text
+
+
+def test_special_tensors_go_through_a_distributed_checkpoint(tmp_path):
+    from test_formats_pt import quantised_tensors, same_sparse, sparse_tensors
+
+    sparse, quantised = sparse_tensors(), quantised_tensors()
+    torch.save({"s": sparse, "q": quantised}, tmp_path / "m.pt")
+    tool("dcp", tmp_path / "m.pt", tmp_path / "ours")
+    dcp_to_torch_save(tmp_path / "ours", tmp_path / "back.pt")
+    back = torch.load(tmp_path / "back.pt", weights_only=True)
+    assert all(same_sparse(back["s"][name], tensor) for name, tensor in sparse.items())
+    assert all(back["q"][name].int_repr().equal(tensor.int_repr()) for name, tensor in quantised.items())
+    _, ours = described(tmp_path / "ours")
+    assert_same(ours["s/csr/values"], sparse["csr"].values())
