@@ -391,3 +391,51 @@ def test_special_tensors_go_through_a_distributed_checkpoint(tmp_path):
     assert all(back["q"][name].int_repr().equal(tensor.int_repr()) for name, tensor in quantised.items())
     _, ours = described(tmp_path / "ours")
     assert_same(ours["s/csr/values"], sparse["csr"].values())
+
+
+def random_value(random, depth):
+    kind = random.randrange(9 if depth else 5)
+    if kind == 0:
+        return torch.randn(random.randrange(1, 4), random.randrange(3))
+    if kind == 1:
+        return random.choice([0, -3, 2**70, 1.5, "text", None, True, b"\x00\xff"])
+    if kind == 2:
+        return random.choice([[], {}, (), [1, 2], [[], [3]], [(torch.ones(1),)]])
+    if kind == 3:
+        return tuple(random_value(random, 0) for _ in range(random.randrange(3)))
+    if kind == 4:
+        return torch.tensor(random.random()).to(random.choice([torch.float16, torch.int64, torch.bool, torch.complex64]))
+    if kind < 7:
+        return [random_value(random, depth - 1) for _ in range(random.randrange(4))]
+    keys = random.sample(["a", "b/c", "#1", "~", "", "ключ", 7, -1, True, None], random.randrange(5))
+    return {key: random_value(random, depth - 1) for key in keys if not (key is True and 1 in keys)}
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_nested_objects_are_flattened_as_torch_does(tmp_path, seed):
+    import random as generators
+
+    random = generators.Random(seed)
+    state = {f"k{i}": random_value(random, 4) for i in range(6)}
+    torch.save(state, tmp_path / "m.pt")
+    try:
+        dcp.save(state, checkpoint_id=tmp_path / "theirs", no_dist=True)
+    except ValueError as error:  # two paths with one key
+        assert "duplicated flatten key" in str(error)
+        assert "flat key" in tool("dcp", tmp_path / "m.pt", tmp_path / "ours", code=2)
+        return
+    tool("dcp", tmp_path / "m.pt", tmp_path / "ours")
+    ours, theirs = (pickle.loads((tmp_path / d / ".metadata").read_bytes()) for d in ("ours", "theirs"))
+    assert ours.planner_data == theirs.planner_data
+    assert ours.state_dict_metadata == theirs.state_dict_metadata
+    loaded = []
+    for folder in ("ours", "theirs"):
+        try:
+            dcp_to_torch_save(tmp_path / folder, tmp_path / f"{folder}.pt")
+            loaded.append(torch.load(tmp_path / f"{folder}.pt", weights_only=False))
+        except dcp.api.CheckpointException as error:  # some of its own objects torch can't put together again
+            loaded.append(str(error.failures[0][0]))
+    assert same(*loaded) and same(*reversed(loaded))
+    # Read by us, both are the same too.
+    (one, first), (two, second) = described(tmp_path / "ours"), described(tmp_path / "theirs")
+    assert {n: (t["dtype"], t["shape"], t["crc"]) for n, t in first.items()} == {n: (t["dtype"], t["shape"], t["crc"]) for n, t in second.items()}
