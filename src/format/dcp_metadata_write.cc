@@ -1,4 +1,6 @@
 // `.metadata` for torch's own reader: the objects that it would have pickled, in protocol 2, which every version reads.
+#include <set>
+
 #include "base/error.h"
 #include "format/dcp_metadata.h"
 #include "format/pickle_emit.h"
@@ -116,8 +118,12 @@ class MetadataWriter : private PickleEmitter {
 
   void put_items(const DcpEntry& entry) {
     if (!entry.is_tensor) return put_item(entry.key, nullptr, 0, entry.item);
-    for (size_t i = 0; i < entry.chunks.size(); ++i)
-      put_item(entry.key, &entry.chunks[i].box.offset, static_cast<int64_t>(i), entry.chunks[i].item);
+    std::set<Shape> places;  // chunks without elements may share one
+    for (size_t i = 0; i < entry.chunks.size(); ++i) {
+      const DcpChunk& chunk = entry.chunks[i];
+      if (!chunk.item.file.empty() && places.insert(chunk.box.offset).second)
+        put_item(entry.key, &chunk.box.offset, static_cast<int64_t>(i), chunk.item);
+    }
   }
 
   // `number` is a hint where to look for the chunk.
