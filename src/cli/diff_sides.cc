@@ -10,11 +10,27 @@
 namespace shardsmith::cli {
 namespace {
 
-// Formats whose files hold any nested dict say the same of the same dict.
-bool holds_dicts(const std::string& format) { return format == "pt" || format == "dcp"; }
+// Formats that hold any nested dict, and so the same of the same content.
+bool holds_dicts(const std::string& format) {
+  return format == "pt" || format == "dcp" || format == "partial" || format == "full";
+}
 
-bool of_one_kind(const Source& a, const Source& b) {
-  return a.format == b.format || (holds_dicts(a.format) && holds_dicts(b.format));
+// Whether a source tells its model from what stands beside it.
+bool has_sections(const Source& source) {
+  const Value* model = source.index.values.find("model");
+  return model && model->get_if<Dict>();
+}
+
+// Also a file of another format may have our names: it was converted from a checkpoint.
+void recognise_logical_names(Weights& weights) {
+  if (weights.logical || !weights.family) return;
+  std::set<std::string> ours;
+  for (const FamilyTensor& tensor : weights.family->tensors) {
+    for (const Piece& piece : tensor.pieces) ours.insert(piece.name);
+  }
+  size_t found = 0;
+  for (const TensorEntry& tensor : weights.index.tensors) found += ours.count(tensor.name);
+  weights.logical = found > 0 && 2 * found > weights.index.tensors.size();
 }
 
 std::string joined(const std::set<std::string>& words) {
@@ -101,23 +117,28 @@ void say_what_is_left_out(const Source& a, const Source& b, const Weights& left,
 
 Sides make_sides(const Source& a, const Source& b, bool weights_only) {
   Sides sides;
-  if (!weights_only && of_one_kind(a, b)) {
+  const Value config_a = weights_of(a).config, config_b = weights_of(b).config;
+  Weights left = weights_of(a, config_b), right = weights_of(b, config_a);
+  recognise_logical_names(left);
+  recognise_logical_names(right);
+  const bool same_names = left.logical == right.logical;
+  const bool same_shape = holds_dicts(a.format) && holds_dicts(b.format) && has_sections(a) == has_sections(b);
+  sides.ties_may_be_left_out = a.format != b.format;
+  if (!weights_only && same_names && (a.format == b.format || same_shape)) {
     sides.a = a.index, sides.b = b.index;
-    sides.a_values = comparable_values(a), sides.b_values = comparable_values(b);
+    const bool manifests = a.manifest && b.manifest;
+    sides.a_values = comparable_values(a, manifests), sides.b_values = comparable_values(b, manifests);
     sides.values = true;
   } else {
-    const Weights known_a = weights_of(a), known_b = weights_of(b);
-    Weights left = weights_of(a, known_b.config), right = weights_of(b, known_a.config);
     if (!weights_only) say_what_is_left_out(a, b, left, right, sides);
-    const bool ours_left = left.logical && left.family, ours_right = right.logical && right.family;
-    if (ours_left != ours_right) {
-      sides.notices.push_back(str(ours_left ? "A" : "B", " is compared under Hugging Face's names"));
+    if (!same_names) {
+      sides.notices.push_back(str(left.logical ? "A" : "B", " is compared under Hugging Face's names"));
+      const bool ours_left = left.logical;
       Weights& ours = ours_left ? left : right;
       ours = with_hf_names(std::move(ours));
       align(ours_left ? right.index : left.index, ours.index, *ours.family, sides.notices);
     }
     sides.a = std::move(left.index), sides.b = std::move(right.index);
-    sides.ties_may_be_left_out = a.format != b.format;
   }
   sides.a.values = sides.b.values = Value();
   return sides;

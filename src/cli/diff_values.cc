@@ -209,15 +209,18 @@ ValueComparison compare_values(const Value& a, const Value& b, const Tolerance& 
   return comparison.take();
 }
 
-Value comparable_values(const Source& source) {
+Value comparable_values(const Source& source, bool manifest) {
   Value values = source.index.values;
-  const Value* optimizer = values.find("optimizer");
-  if (const auto* files = optimizer ? optimizer->get_if<List>() : nullptr; files && source.manifest) {
+  if (const Value* optimizer = values.find("optimizer"); optimizer && values.find("model")) {
     List plain;
-    for (const Value& file : *files) plain.push_back(without_tensors(file));
+    if (const auto* files = optimizer->get_if<List>()) {
+      for (const Value& file : *files) plain.push_back(without_tensors(file));
+    } else {
+      plain.push_back(without_tensors(*optimizer));
+    }
     values.set("optimizer", joined_optimizers(plain));
   }
-  if (source.manifest) {
+  if (manifest && source.manifest) {
     values.set("step", source.manifest->step);
     if (!source.manifest->model_config.is_none()) values.set("model_config", source.manifest->model_config);
   }

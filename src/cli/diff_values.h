@@ -28,8 +28,8 @@ struct ValueComparison {
 ValueComparison compare_values(const Value& a, const Value& b, const Tolerance& tolerance,
                                const std::function<bool(const std::string& path)>& wanted);
 
-// What a checkpoint says beside its tensors, in a form that does not depend on the layout: of a partial one the step,
-// the model's configuration and the optimizer's options, which every file has, once.
-Value comparable_values(const Source& source);
+// What a checkpoint says beside its tensors, in a form that does not depend on the layout: the optimizer's options,
+// which every file of a partial one has, once; with `manifest` its step and the model's configuration, too.
+Value comparable_values(const Source& source, bool manifest);
 
 }  // namespace shardsmith::cli

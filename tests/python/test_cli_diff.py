@@ -77,6 +77,45 @@ def test_a_checkpoint_equals_the_model_that_it_was_made_of(llama, gpt2, tmp_path
         assert run_json("diff", model / "model.safetensors", tmp_path / name / "t_partial")["equal"]
 
 
+def test_what_a_checkpoint_was_converted_to_is_compared_whole(gpt2, tmp_path):
+    """Any format that holds nested dicts says the same of the same content; a changed moment is found."""
+    make_partial(gpt2, tmp_path / "ck", "t", 1)
+    source = tmp_path / "ck/t_partial"
+    tensors = len(run_json("inspect", source)["tensors"])
+    for to in ("pt", "dcp"):
+        run("convert", source, tmp_path / to, "--to", to)
+        got = run_json("diff", source, tmp_path / to)
+        assert got["equal"] and got["compared"]["tensors"] == tensors and got["compared"]["values"] >= 2
+    assert run_json("diff", tmp_path / "pt", tmp_path / "dcp")["compared"]["tensors"] == tensors
+    content = torch.load(tmp_path / "pt", weights_only=True)
+    content["optimizer"]["state"]["word_embedding.weight"]["exp_avg"][3, 4] += 1
+    content["user_content"]["epoch"] = 2
+    torch.save(content, tmp_path / "pt")
+    got = run_json("diff", source, tmp_path / "pt", code=4)
+    assert only(got)["name"] == "optimizer/state/word_embedding.weight/exp_avg" and only(got)["index"] == [3, 4]
+    assert [v["path"] for v in got["values"]] == ["user_content/epoch"]
+
+
+def test_our_names_are_known_in_any_format(gpt2, tmp_path):
+    make_partial(gpt2, tmp_path / "ck", "t", 1)
+    run("convert", tmp_path / "ck/t_partial", tmp_path / "x.dcp", "--to", "dcp")
+    run("merge", tmp_path / "ck/t_partial", tmp_path / "x.full", "--to", "full")
+    assert run_json("diff", tmp_path / "x.dcp", gpt2)["equal"]
+    assert run_json("diff", tmp_path / "x.full", gpt2)["equal"]
+    assert run_json("diff", tmp_path / "x.full", tmp_path / "x.dcp")["equal"]
+    assert run_json("diff", tmp_path / "x.full", tmp_path / "ck/t_partial")["equal"]
+
+
+def test_a_two_by_two_layout_equals_the_model_and_the_one_that_it_came_from(llama, gpt2, tmp_path):
+    for name, model in (("llama", llama), ("gpt2", gpt2)):
+        make_partial(model, tmp_path / name, "t", 1, pp=1)
+        source, out = tmp_path / name / "t_partial", tmp_path / name / "two/t_partial"
+        run("reshard", source, out, "--pipeline-parallel-degree", 2, "--tensor-parallel-degree", 2)
+        got = run_json("diff", source, out)
+        assert got["equal"] and got["compared"]["tensors"] == len(run_json("inspect", source)["tensors"])
+        assert run_json("diff", out, model)["equal"]
+
+
 def test_one_changed_element_of_a_model_is_named_with_its_place(llama, saved, tmp_path):
     model = Path(shutil.copytree(llama, tmp_path / "model"))
     name = "model.layers.3.self_attn.k_proj.weight"
