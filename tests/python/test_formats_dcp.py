@@ -247,6 +247,23 @@ def test_metadata_of_older_torch_is_read(tmp_path):
         assert_same(ours[name], tensor)
 
 
+def test_enumerations_by_name_are_read(tmp_path):
+    import enum
+    import io
+
+    class ByName(pickle.Pickler):  # as Python 3.11.2 does it
+        def reducer_override(self, value):
+            return (getattr, (type(value), value.name)) if isinstance(value, enum.Enum) else NotImplemented
+
+    dcp.save({"w": torch.ones(2)}, checkpoint_id=tmp_path / "d", no_dist=True)
+    path = tmp_path / "d" / ".metadata"
+    out = io.BytesIO()
+    ByName(out, 4).dump(pickle.loads(path.read_bytes()))
+    assert b"getattr" in out.getvalue()
+    path.write_bytes(out.getvalue())
+    assert_same(described(tmp_path / "d")[1]["w"], torch.ones(2))
+
+
 def test_paths_and_no_planner_data_are_read(tmp_path):
     import pathlib
 
@@ -286,6 +303,8 @@ dcp.save(state, checkpoint_id=out + "/collective")
 dcp.save(state, checkpoint_id=out + "/alone", use_collectives=False)
 model = {k: v for k, v in state["model"].items() if k != "plain"}
 dcp.save(model, storage_writer=dcp.HuggingFaceStorageWriter(out + "/hf", save_distributed=True))
+if rank == 0:
+    torch.save({"rows": state["model"]["rows"]}, out + "/dtensor.pt")
 dist.barrier()
 dist.destroy_process_group()
 """
@@ -321,6 +340,26 @@ def test_tensors_over_two_ranks_are_whole(two_ranks, kind):
     assert set(ours) == {f"model/{name}" for name in EXPECTED} and out["values"]["step"] == 9
     for name, tensor in EXPECTED.items():
         assert_same(ours[f"model/{name}"], tensor)
+
+
+def test_a_tensor_over_ranks_in_an_ordinary_file_is_named(two_ranks):
+    assert "DTensor" in tool("read", two_ranks / "dtensor.pt", code=2)
+
+
+def test_what_differs_between_ranks_that_saved_alone_is_said(two_ranks, tmp_path):
+    import shutil
+
+    shutil.copytree(two_ranks / "alone", tmp_path / "d")
+    path = tmp_path / "d" / "__1.metadata"
+    metadata = pickle.loads(path.read_bytes())
+    step = metadata.storage_data[MetadataIndex("step")]
+    item = (tmp_path / "d" / step.relative_path).read_bytes()[step.offset : step.offset + step.length]
+    assert item.count(b"K\t.") == 1  # nine
+    torch.save(10, tmp_path / "d" / "__1_1.distcp")
+    step.relative_path, step.offset, step.length = "__1_1.distcp", 0, (tmp_path / "d" / "__1_1.distcp").stat().st_size
+    path.write_bytes(pickle.dumps(metadata))
+    error = tool("read", tmp_path / "d", code=2)
+    assert "'step'" in error and "not the same" in error
 
 
 def test_the_safetensors_variant_is_read(two_ranks):
