@@ -118,11 +118,11 @@ void drop_empty_pieces(TensorEntry& tensor) {
 bool is_dcp_hf(Storage& storage, const std::string& directory) {
   for (const std::string& name : weight_files(storage, directory)) {
     const std::string path = join(directory, name);
-    const Stat stat = storage.stat(path);
-    if (stat.is_directory || !is_safetensors(storage, path)) continue;
     try {
+      if (storage.stat(path).is_directory || !is_safetensors(storage, path)) continue;
       return read_safetensors(storage, path).values.find(kInfo) != nullptr;
     } catch (const Error& e) {
+      if (e.kind() == ErrorKind::kNotFound) continue;  // a link that leads nowhere
       if (e.kind() != ErrorKind::kCorrupt && e.kind() != ErrorKind::kUnsupported) throw;
       return false;
     }

@@ -43,7 +43,7 @@ struct Folder {
 Folder look_into(Storage& storage, const std::string& directory) {
   Folder folder;
   for (const std::string& name : storage.list(directory)) {
-    if (name == kMetadataName) folder.whole = true;
+    if (name == kMetadataName) folder.whole = !storage.stat(join(directory, name)).is_directory;
     if (const int64_t rank = rank_of(name, kMetadataName); rank >= 0) folder.metadata.insert(rank);
     if (const int64_t rank = rank_of(name, ".distcp"); rank >= 0) folder.data.insert(rank);
   }

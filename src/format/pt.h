@@ -13,15 +13,17 @@
 
 namespace shardsmith {
 
-// True if the file begins like a zip, or like a torch file from before the zips (which read_pt refuses, saying so).
+// True if the file begins like a zip, like a torch file from before the zips, or like torch's tar archives of 2016
+// (which read_pt refuses, saying so).
 bool is_pt(Storage& storage, const std::string& path);
 
 // Reads the directory, the pickle and, in files of ours, the slice list; no tensor data.
 // Tensor names are flat paths of the pickled object. In a file with a slice list, shapes are the global ones and
 // boxes are set from it, and a listed name stands in for the path. Throws kCorrupt for anything that isn't right,
-// naming file and record; kUnsupported for legacy, TorchScript and sparse content; the name of a forbidden global is in
-// the text. Tensors whose storage is deflated get Encoding::kDeflated; `byteorder` big gives kByteSwapped.
-// `digest`, if given, becomes that of the extra record ("" where there is none), as PtRecord::digest.
+// naming file and record; kUnsupported for TorchScript, meta tensors and the like; the name of a forbidden global is in
+// the text. Files from before torch 1.6 are read too; of sparse and quantised tensors see format/pickle.h. Tensors
+// whose storage is deflated get Encoding::kDeflated; `byteorder` big gives kByteSwapped. `digest`, if given, becomes
+// that of the extra record ("" where there is none), as PtRecord::digest.
 Index read_pt(Storage& storage, const std::string& path, std::string* digest = nullptr);
 
 // The extra record alone, without the pickle: what a commit or a scan needs to know a file by.

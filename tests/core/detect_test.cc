@@ -61,6 +61,18 @@ TEST(Detect, FoldersOfOtherTools) {
   EXPECT_EQ(detect_format(s, folder / "st"), "hf");
 }
 
+TEST(Detect, OtherPeoplesFoldersAreNothing) {
+  TestFolder folder;
+  Storage& s = local_storage();
+  s.make_directory(folder / ".metadata");
+  put_file(folder / "__init__.py", "");
+  put_file(folder / "a.safetensors", "text");
+  std::filesystem::create_symlink("nowhere", folder / "b.safetensors");
+  EXPECT_EQ(detect_format(s, folder.path()), "");
+  put_file(folder / "__x_0.distcp", "");
+  EXPECT_EQ(detect_format(s, folder.path()), "");
+}
+
 TEST(Detect, AFileCutInHalfKeepsItsFormat) {
   TestFolder folder;
   const std::vector<float> f(100);
