@@ -112,7 +112,8 @@ Index read_full(Storage& storage, const std::string& path, Manifest* manifest) {
   return whole;
 }
 
-Manifest write_full(Storage& storage, const std::string& path, Manifest manifest, const FullContent& content) {
+Manifest write_full(Storage& storage, const std::string& path, Manifest manifest, const FullContent& content,
+                    const std::function<void()>& before_names) {
   manifest.save_id = make_save_id();
   manifest.time = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
   manifest.files.clear();
@@ -132,6 +133,7 @@ Manifest write_full(Storage& storage, const std::string& path, Manifest manifest
     weights.extra.set(kKey, to_value(manifest));
     write_pt(storage, join(folder, base_name(path)), weights);
     storage.sync_directory(folder);
+    if (before_names) before_names();
 
     Replacement replacement(storage, path);
     for (const ManifestFile& file : manifest.files)

@@ -15,8 +15,10 @@
 // Where 2 or 3 fail, what was moved is moved back.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "checkpoint/manifest.h"
 #include "format/pt.h"
@@ -42,7 +44,9 @@ Index read_full(Storage& storage, const std::string& path, Manifest* manifest);
 std::vector<std::string> full_files(const std::string& path);
 
 // One process. `path`: the weights' file to be; its folder exists. save_id, time and files are filled in. What was
-// there is replaced as a whole.
-Manifest write_full(Storage& storage, const std::string& path, Manifest manifest, const FullContent& content);
+// there is replaced as a whole. `before_names` is called between the last byte and the first name; what it throws ends
+// it all.
+Manifest write_full(Storage& storage, const std::string& path, Manifest manifest, const FullContent& content,
+                    const std::function<void()>& before_names = {});
 
 }  // namespace shardsmith

@@ -13,28 +13,6 @@
 namespace shardsmith {
 namespace {
 
-// The tensors with an element in [begin, end) of file `number`, a few of them by name.
-std::string tensors_in(const Index& index, uint32_t number, uint64_t begin, uint64_t end) {
-  std::string names;
-  int count = 0;
-  for (const TensorEntry& tensor : index.tensors) {
-    for (const Slice& slice : tensor.slices) {
-      if (slice.file != number) continue;
-      uint64_t last = slice.offset;
-      for (size_t d = 0; d < slice.strides.size(); ++d) {
-        last += static_cast<uint64_t>(std::max<int64_t>(slice.box.extent[d] - 1, 0) * slice.strides[d] *
-                                      size_of(tensor.dtype));
-      }
-      if (slice.encoding == Encoding::kDeflated) last = slice.offset + slice.stored;
-      if (slice.offset >= end || last + static_cast<uint64_t>(size_of(tensor.dtype)) <= begin) continue;
-      if (++count <= 4) names += (names.empty() ? "'" : ", '") + tensor.name + "'";
-      break;
-    }
-  }
-  if (count == 0) return "no tensor";
-  return str(count == 1 ? "tensor " : "tensors ", names, count > 4 ? str(" and ", count - 4, " more") : "");
-}
-
 // One file of the manifest. What is wrong with it is added to `damage`; `done` counts its bytes.
 void verify_file(Storage& storage, const std::string& path, const ManifestFile& file, ParallelReader& reader,
                  std::vector<std::string>& damage, const std::function<void(uint64_t)>& done) {
@@ -57,6 +35,27 @@ void verify_file(Storage& storage, const std::string& path, const ManifestFile& 
 }
 
 }  // namespace
+
+std::string tensors_in(const Index& index, uint32_t number, uint64_t begin, uint64_t end) {
+  std::string names;
+  int count = 0;
+  for (const TensorEntry& tensor : index.tensors) {
+    for (const Slice& slice : tensor.slices) {
+      if (slice.file != number) continue;
+      uint64_t last = slice.offset;
+      for (size_t d = 0; d < slice.strides.size(); ++d) {
+        last += static_cast<uint64_t>(std::max<int64_t>(slice.box.extent[d] - 1, 0) * slice.strides[d] *
+                                      size_of(tensor.dtype));
+      }
+      if (slice.encoding == Encoding::kDeflated) last = slice.offset + slice.stored;
+      if (slice.offset >= end || last + static_cast<uint64_t>(size_of(tensor.dtype)) <= begin) continue;
+      if (++count <= 4) names += (names.empty() ? "'" : ", '") + tensor.name + "'";
+      break;
+    }
+  }
+  if (count == 0) return "no tensor";
+  return str(count == 1 ? "tensor " : "tensors ", names, count > 4 ? str(" and ", count - 4, " more") : "");
+}
 
 std::vector<std::string> verify_blocks(Storage& storage, const std::string& path, const BlockChecksums& sums,
                                        const Index* index, uint32_t number, ParallelReader& reader,

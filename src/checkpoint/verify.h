@@ -16,6 +16,9 @@ namespace shardsmith {
 // Bytes of one read by those who verify: enough for the disk, little enough for the cache.
 inline constexpr uint64_t kVerifyUnit = 4 << 20;
 
+// The tensors with an element in bytes [begin, end) of file `number`, a few of them by name: for messages.
+std::string tensors_in(const Index& index, uint32_t number, uint64_t begin, uint64_t end);
+
 struct VerifyOptions {
   int threads = 2;
   Progress progress;

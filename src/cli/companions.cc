@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "cli/conversion.h"
 #include "cli/staged_output.h"
+#include "format/shards.h"
 
 namespace shardsmith::cli {
 namespace {
@@ -50,6 +51,7 @@ bool copy_companions(Storage& storage, const std::string& from, const std::strin
     if (stat.is_directory || weights || name == "config.json" || name == kExportMarker || name.starts_with('.'))
       continue;
     if (stat.is_link && storage.stat(join(join(from, name), ".")).exists) continue;
+    if (stat.is_link) check_file_name(storage, from, from, name);  // a link may lead to somebody's secrets
     copy_file(storage, join(from, name), join(folder, name));
     tokenizer = tokenizer || name == "tokenizer.json" || name == "tokenizer.model" || name == "vocab.json" ||
                 name == "vocab.txt";

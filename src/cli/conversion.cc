@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "checkpoint/full.h"
+#include "checkpoint/verify.h"
 #include "cli/output.h"
 #include "cli/signals.h"
 #include "cli/writers.h"
@@ -85,6 +86,11 @@ void Job::announce(uint64_t bytes, size_t files) {
                        files == 1 ? " file" : " files", ") within ", human_bytes(request.memory_limit), " of memory"));
 }
 
+void Job::finish() {
+  result.bytes_read = feed.memory.bytes_read() + feed.ledger.finish(storage);
+  check_signals();
+}
+
 ConversionResult convert(Storage& storage, const Conversion& request) {
   const auto target = std::find_if(std::begin(kTargets), std::end(kTargets),
                                    [&](const Target& t) { return request.format == t.format; });
@@ -113,10 +119,12 @@ ConversionResult convert(Storage& storage, const Conversion& request) {
   result.left_out = content.left_out;
   const std::vector<Dtype> dtypes = dtypes_of(content, request);
   StreamMemory memory(request.memory_limit - kBesides, request.threads);
-  Feed feed{content, dtypes, storage, memory, request.progress};
+  BlockLedger ledger(content.index.files, [&](uint32_t file, uint64_t begin, uint64_t end) {
+    return tensors_in(content.index, file, begin, end);
+  });
+  Feed feed{content, dtypes, storage, memory, ledger, request.progress};
   Job job{storage, request, content, feed, result};
   target->write(job);
-  result.bytes_read = feed.bytes_read;
   return result;
 }
 

@@ -116,14 +116,12 @@ PtContent FileBuilder::finish(Value value, bool with_slices) {
   for (PtTensor& tensor : tensors_) tensor.storage = rank[tensor.storage];
   content.tensors = std::move(tensors_);
   stream_ = std::make_unique<TensorStream>(feed_.content.index.files, std::move(streamed), feed_.memory, feed_.storage,
-                                           check_signals);
+                                           &feed_.ledger, check_signals);
   for (size_t i = 0; i < order.size(); ++i) {
     ByteSource source;
     source.size = stream_->tensors()[i].bytes();
     source.fill = [this, i](uint64_t offset, std::span<std::byte> out) {
-      const uint64_t before = stream_->bytes_read();
       stream_->read(i, offset, out);
-      feed_.bytes_read += stream_->bytes_read() - before;
       feed_.done += out.size();
       if (feed_.progress) feed_.progress({"write", feed_.done, feed_.total, "bytes"});
     };

@@ -20,10 +20,10 @@ struct Feed {
   const std::vector<Dtype>& dtypes;  // of content.index.tensors, as they are to come out
   Storage& storage;
   StreamMemory& memory;
+  BlockLedger& ledger;  // checks what is read
   Progress progress;
-  uint64_t total = 0;       // bytes of tensors that all files together will hold
-  uint64_t done = 0;        // so far
-  uint64_t bytes_read = 0;  // so far, of the source's files
+  uint64_t total = 0;  // bytes of tensors that all files together will hold
+  uint64_t done = 0;   // so far
 };
 
 class FileBuilder {

@@ -56,26 +56,27 @@ std::vector<size_t> stored_order(const TensorEntry& entry) {
   return order;
 }
 
-StreamMemory::StreamMemory(uint64_t bytes, int threads) : threads_(std::max(threads, 1)) {
+StreamMemory::StreamMemory(uint64_t bytes, int threads) {
   if (bytes < kLeast)
     fail(ErrorKind::kNoSpace, "the memory limit leaves ", bytes, " bytes for data, ", kLeast, " are needed");
-  const uint64_t readers = std::min<uint64_t>(kReadBuffer, bytes / 4 / static_cast<uint64_t>(threads_));
-  const uint64_t window = std::min(kMaxWindow, (bytes - readers * static_cast<uint64_t>(threads_)) / 2);
-  windows_.emplace_back(window);
-  windows_.emplace_back(window);
-  buffer_size_ = readers;
+  // One window is given out while the others are read, each by a thread with a buffer.
+  const uint64_t readers = static_cast<uint64_t>(std::clamp(threads, 1, 16));
+  buffer_size_ = std::min(kReadBuffer, bytes / 4 / readers);
+  const uint64_t window = std::min(kMaxWindow, (bytes - buffer_size_ * readers) / (readers + 1));
+  for (uint64_t i = 0; i <= readers; ++i) windows_.emplace_back(window);
 }
 
 TensorStream::TensorStream(const std::vector<FileEntry>& files, std::vector<StreamTensor> tensors, StreamMemory& memory,
-                           Storage& storage, std::function<void()> check_stop)
+                           Storage& storage, BlockLedger* ledger, std::function<void()> check_stop)
     : files_(files),
       tensors_(std::move(tensors)),
       memory_(memory),
       storage_(storage),
+      ledger_(ledger),
       check_stop_(std::move(check_stop)) {}
 
 TensorStream::~TensorStream() {
-  if (next_.valid()) next_.wait();  // it writes into memory that isn't ours
+  for (Ahead& ahead : ahead_) ahead.loaded.wait();  // they write into memory that isn't ours
 }
 
 const TensorStream::Piece* TensorStream::find(size_t tensor, uint64_t offset) const {
@@ -104,60 +105,52 @@ void TensorStream::read(size_t tensor, uint64_t offset, std::span<std::byte> out
   }
 }
 
-// Makes the window that holds `place` the current one, and has the one after it read.
+// Makes the window that begins at `place` the current one.
 void TensorStream::advance(Place place) {
-  bool have = false;
-  if (next_.valid()) {
-    current_ = next_.get();
-    bytes_read_ += current_.bytes_read;
-    have = !current_.pieces.empty() && current_.pieces[0].tensor == place.tensor &&
-           current_.pieces[0].begin == static_cast<uint64_t>(place.element * size_of(tensors_[place.tensor].dtype));
+  const auto begins_there = [&](const Window& window) {
+    return window.pieces[0].tensor == place.tensor &&
+           window.pieces[0].begin == static_cast<uint64_t>(place.element * size_of(tensors_[place.tensor].dtype));
+  };
+  if (ahead_.empty() || !begins_there(ahead_.front().window)) {  // the first one, or someone jumps
+    for (Ahead& ahead : ahead_) ahead.loaded.wait();
+    ahead_.clear();
+    current_ = {};
+    next_ = place;
   }
-  if (!have) {
-    current_ = load(place, 0);
-    bytes_read_ += current_.bytes_read;
-  }
-  const Place next = current_.next;
-  if (next.tensor >= tensors_.size()) return;
-  next_ = std::async(std::launch::async, [this, next, memory = 1 - current_.memory] { return load(next, memory); });
+  read_ahead();
+  Ahead next = std::move(ahead_.front());
+  ahead_.pop_front();
+  next.loaded.get();
+  current_ = std::move(next.window);
+  read_ahead();
 }
 
-TensorStream::Window TensorStream::load(Place place, size_t memory) const {
-  const AlignedBuffer& bytes = memory_.windows_[memory];
+void TensorStream::read_ahead() {
+  const size_t windows = memory_.windows_.size();
+  while (ahead_.size() + (current_.pieces.empty() ? 0 : 1) < windows) {
+    const size_t last = ahead_.empty() ? current_.memory : ahead_.back().window.memory;
+    Window window = lay_out(next_, (last + 1) % windows);
+    if (window.pieces.empty()) return;
+    Ahead& ahead = ahead_.emplace_back();
+    ahead.window = std::move(window);
+    ahead.loaded = std::async(std::launch::async, [this, &ahead] { load(ahead.window); });
+  }
+}
+
+TensorStream::Window TensorStream::lay_out(Place& place, size_t memory) const {
+  const uint64_t size_of_window = memory_.windows_[memory].size();
   Window window;
   window.memory = memory;
-  Index part;
-  part.files = files_;
-  Target target;
-  std::unordered_set<const TensorEntry*> known;
   uint64_t used = 0;
   for (; place.tensor < tensors_.size(); ++place.tensor, place.element = 0) {
     const StreamTensor& wanted = tensors_[place.tensor];
     const int64_t size = size_of(wanted.dtype), left = elements_of(wanted) - place.element;
     if (left <= 0) continue;
     used = (used + 63) / 64 * 64;
-    const uint64_t limit = is_turned(wanted) ? bytes.size() : std::min<uint64_t>(bytes.size(), kUsualWindow);
+    const uint64_t limit = is_turned(wanted) ? size_of_window : std::min(size_of_window, kUsualWindow);
     const int64_t room = used < limit ? static_cast<int64_t>(limit - used) / size : 0;
     const int64_t count = std::min(left, room);
     if (count == 0 || (count < left && used > 0 && is_turned(wanted))) break;
-
-    if (known.insert(wanted.entry).second) part.tensors.push_back(*wanted.entry);
-    const Shape extent = ordered_extent(wanted);
-    const Strides packed = contiguous_strides(extent);
-    for (const Box& box : boxes_of_range(extent, place.element, place.element + count)) {
-      Want want{wanted.entry->name, wanted.dtype, wanted.entry->shape, wanted.box};
-      want.strides.resize(extent.size());
-      int64_t first = 0;
-      for (size_t k = 0; k < extent.size(); ++k) {
-        const size_t d = wanted.order[k];
-        want.box.offset[d] += box.offset[k];
-        want.box.extent[d] = box.extent[k];
-        want.strides[d] = packed[k];
-        first += box.offset[k] * packed[k];
-      }
-      want.offset = used + static_cast<uint64_t>((first - place.element) * size);
-      target.wants.push_back(std::move(want));
-    }
     const uint64_t begin = static_cast<uint64_t>(place.element * size), length = static_cast<uint64_t>(count * size);
     window.pieces.push_back({place.tensor, begin, begin + length, used});
     used += length;
@@ -166,24 +159,58 @@ TensorStream::Window TensorStream::load(Place place, size_t memory) const {
       break;
     }
   }
-  window.next = place;
-  if (window.pieces.empty()) return window;
+  return window;
+}
+
+// A piece's elements as boxes of its tensor, and where they go in the window.
+void TensorStream::add_wants(const Piece& piece, Target& target) const {
+  const StreamTensor& wanted = tensors_[piece.tensor];
+  const int64_t size = size_of(wanted.dtype);
+  const int64_t begin = static_cast<int64_t>(piece.begin) / size, end = static_cast<int64_t>(piece.end) / size;
+  const Shape extent = ordered_extent(wanted);
+  const Strides packed = contiguous_strides(extent);
+  for (const Box& box : boxes_of_range(extent, begin, end)) {
+    Want want{wanted.entry->name, wanted.dtype, wanted.entry->shape, wanted.box};
+    want.strides.resize(extent.size());
+    int64_t first = 0;
+    for (size_t k = 0; k < extent.size(); ++k) {
+      const size_t d = wanted.order[k];
+      want.box.offset[d] += box.offset[k];
+      want.box.extent[d] = box.extent[k];
+      want.strides[d] = packed[k];
+      first += box.offset[k] * packed[k];
+    }
+    want.offset = piece.at + static_cast<uint64_t>((first - begin) * size);
+    target.wants.push_back(std::move(want));
+  }
+}
+
+void TensorStream::load(const Window& window) const {
+  Index part;
+  part.files = files_;
+  Target target;
+  std::unordered_set<const TensorEntry*> known;
+  for (const Piece& piece : window.pieces) {
+    const TensorEntry* entry = tensors_[piece.tensor].entry;
+    if (known.insert(entry).second) part.tensors.push_back(*entry);
+    add_wants(piece, target);
+  }
   part.reindex();
   PlanOptions options;
   options.max_read = std::min<uint64_t>(options.max_read, memory_.buffer_size_ / 2);
   const Plan plan = make_plan(part, target, options);
-  window.bytes_read = plan.report.bytes_read;
   if (!plan.report.missing.empty()) {
     fail(ErrorKind::kCorrupt, files_.empty() ? std::string() : files_[0].path, ": tensor '", plan.report.missing[0],
          "' is not whole: no file holds some of its elements");
   }
+  const AlignedBuffer& bytes = memory_.windows_[window.memory];
   TransferOptions transfer;
-  transfer.budget = memory_.buffer_size_ * static_cast<uint64_t>(memory_.threads_);
-  transfer.threads = memory_.threads_;
+  transfer.budget = memory_.buffer_size_;
+  transfer.threads = 1;  // several windows are read at once
   transfer.buffers = &memory_.buffers_;
+  transfer.ledger = ledger_;
   const Destination destination{std::span(bytes.data(), bytes.size())};
   execute(plan, part, std::span(&destination, 1), storage_, transfer);
-  return window;
 }
 
 }  // namespace shardsmith::cli

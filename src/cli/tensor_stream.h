@@ -1,8 +1,9 @@
 // The tensors of one output file as a stream of bytes: whoever writes the file asks for ascending ranges, and gets them
-// from large sequential reads. While one window is given out the next one is read.
+// from large sequential reads. While one window is given out the next ones are read.
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <future>
 #include <span>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "layout/index.h"
+#include "layout/plan.h"
 #include "storage/storage.h"
 #include "storage/transfer.h"
 
@@ -31,16 +33,16 @@ std::vector<size_t> stored_order(const TensorEntry& entry);
 // Memory of a fixed size for streams, one after another, used by one of them at a time.
 class StreamMemory {
  public:
-  // `bytes` in all, of which two windows and the readers' buffers are made. Throws kNoSpace where that is too little.
+  // `bytes` in all, of which a few windows and the readers' buffers are made. Throws kNoSpace where that is too little.
   StreamMemory(uint64_t bytes, int threads);
+  uint64_t bytes_read() const { return buffers_.bytes_read(); }
   static constexpr uint64_t kLeast = 16 << 20;
 
  private:
   friend class TensorStream;
   std::vector<AlignedBuffer> windows_;
   TransferBuffers buffers_;
-  uint64_t buffer_size_;
-  int threads_;
+  uint64_t buffer_size_ = 0;
 };
 
 // Used by one thread.
@@ -49,15 +51,13 @@ class TensorStream {
   // `tensors` in the order in which they will be asked for; entries of one name are one entry. All references must
   // outlive it; `files` are those that the tensors' slices count in.
   TensorStream(const std::vector<FileEntry>& files, std::vector<StreamTensor> tensors, StreamMemory& memory,
-               Storage& storage, std::function<void()> check_stop = {});
+               Storage& storage, BlockLedger* ledger = nullptr, std::function<void()> check_stop = {});
   ~TensorStream();
   TensorStream(const TensorStream&) = delete;
 
   // Bytes [offset, offset + out.size()) of tensor number `tensor`, packed in its order.
   void read(size_t tensor, uint64_t offset, std::span<std::byte> out);
   const std::vector<StreamTensor>& tensors() const { return tensors_; }
-  // So far, of the source's files.
-  uint64_t bytes_read() const { return bytes_read_; }
 
  private:
   struct Place {
@@ -73,23 +73,30 @@ class TensorStream {
   struct Window {
     size_t memory = 0;  // which of StreamMemory's windows
     std::vector<Piece> pieces;
-    Place next;  // where the window after this one begins
-    uint64_t bytes_read = 0;
   };
   const Piece* find(size_t tensor, uint64_t offset) const;
-  // The window that begins at `place`, read into memory number `memory`. Runs on any thread.
-  Window load(Place place, size_t memory) const;
+  // What the window that begins at `place` holds; `place` becomes that of the next one.
+  Window lay_out(Place& place, size_t memory) const;
+  void add_wants(const Piece& piece, Target& target) const;
+  // Reads it. Runs on any thread.
+  void load(const Window& window) const;
   void advance(Place place);
+  // Has windows read ahead, as many as there is memory for.
+  void read_ahead();
 
   const std::vector<FileEntry>& files_;
   std::vector<StreamTensor> tensors_;
   StreamMemory& memory_;
   Storage& storage_;
+  BlockLedger* ledger_;
   std::function<void()> check_stop_;
+  struct Ahead {
+    Window window;
+    std::future<void> loaded;
+  };
   Window current_;
-  std::future<Window> next_;  // valid while a window is being read
-  Place next_place_;
-  uint64_t bytes_read_ = 0;
+  std::deque<Ahead> ahead_;  // being read, in order
+  Place next_;               // where the window after those begins
 };
 
 }  // namespace shardsmith::cli

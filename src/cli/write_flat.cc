@@ -117,7 +117,8 @@ void write_shard(Job& job, const std::string& path, const Shard& shard,
   Feed& feed = job.feed;
   std::vector<StreamTensor> streamed;
   for (const Named& named : shard) streamed.push_back(named.tensor);
-  TensorStream stream(job.content.index.files, std::move(streamed), feed.memory, job.storage, check_signals);
+  TensorStream stream(job.content.index.files, std::move(streamed), feed.memory, job.storage, &feed.ledger,
+                      check_signals);
   std::vector<SafetensorsTensor> out;
   for (size_t i = 0; i < shard.size(); ++i) {
     ByteSource source;
@@ -130,7 +131,6 @@ void write_shard(Job& job, const std::string& path, const Shard& shard,
     out.push_back({shard[i].name, shard[i].tensor.dtype, shard[i].tensor.entry->shape, std::move(source)});
   }
   write_safetensors(job.storage, path, std::move(out), metadata);
-  feed.bytes_read += stream.bytes_read();
   check_signals();
 }
 
@@ -196,6 +196,7 @@ void write_safetensors_target(Job& job) {
     out.make_folder();
     write_shards(job, out.temporary(), shards, flat.ties, flat.bytes);
   }
+  job.finish();
   out.publish();
 }
 
@@ -228,7 +229,7 @@ void write_hf_target(Job& job) {
     marker.set("step", content.manifest->step);
   }
   write_text_atomic(job.storage, join(out.temporary(), kExportMarker), to_json(marker, 2) + "\n");
-  check_signals();
+  job.finish();
   out.publish();
 }
 

@@ -253,7 +253,7 @@ void write_partial_target(Job& job) {
     manifest.hf = companions_name(job.storage, content.companions, content.config, job.request.to);
   out.make_folder();
   write_partial(job.storage, out.temporary(), manifest, files);
-  check_signals();
+  job.finish();
   if (!manifest.hf.empty())
     keep_companions(job.storage, content.companions, content.config, join(parent(job.request.to), manifest.hf));
   out.publish();
@@ -293,7 +293,7 @@ void write_full_target(Job& job) {
   }
   job.result.tensors = content.weights.tensors.size() + (content.optimizer ? content.optimizer->tensors.size() : 0);
   job.announce(bytes, files);
-  write_full(job.storage, job.request.to, manifest, content);
+  write_full(job.storage, job.request.to, manifest, content, [&] { job.finish(); });
 }
 
 }  // namespace shardsmith::cli

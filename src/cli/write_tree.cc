@@ -31,7 +31,7 @@ void write_pt_target(Job& job) {
   StagedOutput out(job.storage, job.request.to, job.request.overwrite);
   job.announce(bytes, 1);
   write_pt(job.storage, out.temporary(), content);
-  check_signals();
+  job.finish();
   out.publish();
 }
 
@@ -47,7 +47,7 @@ void write_dcp_target(Job& job) {
   job.announce(bytes, 1);
   out.make_folder();
   write_dcp(job.storage, out.temporary(), content);
-  check_signals();
+  job.finish();
   out.publish();
 }
 

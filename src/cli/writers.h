@@ -20,6 +20,8 @@ struct Job {
   // Before the first byte: sums up what will be read and written, says it, and throws kNoSpace where `bytes` more than
   // the target's disk has are needed.
   void announce(uint64_t bytes, size_t files);
+  // After the last byte, before anything gets its name: ends the checks of what was read.
+  void finish();
 };
 
 void write_safetensors_target(Job& job);

@@ -37,7 +37,7 @@ struct Span {
 };
 
 const BlockChecksums* checksums_of(const FileEntry& file, const TransferOptions& options) {
-  const BlockChecksums* sums = options.check ? file.checksums.get() : nullptr;
+  const BlockChecksums* sums = options.check && !options.ledger ? file.checksums.get() : nullptr;
   if (!sums) return nullptr;
   if (sums->block_size == 0 || sums->block_size > (64 << 20) || sums->covered > file.size ||
       sums->crc.size() != (sums->covered + sums->block_size - 1) / sums->block_size)
@@ -192,6 +192,10 @@ class Transfer {
     const uint64_t first = round_down(span.begin, kPage);
     const uint64_t last = std::min(round_up(span.end, kPage), file.size());
     file.read(first, {buffer.data(), static_cast<size_t>(last - first)});
+    if (options_.buffers) options_.buffers->count(last - first);
+    if (options_.check && options_.ledger)
+      options_.ledger->see(span.file, span.begin,
+                           {buffer.data() + (span.begin - first), static_cast<size_t>(span.end - span.begin)});
     if (const BlockChecksums* sums = checksums_of(index_.files[span.file], options_))
       check(span, *sums, buffer.data() - first);
     for (const Read* read : span.reads)
@@ -281,6 +285,7 @@ class Transfer {
         const uint64_t n = std::min<uint64_t>(read.length - in, buffer.size());
         file.read(read.offset + in, {buffer.data(), static_cast<size_t>(n)});
         in += n;
+        if (options_.buffers) options_.buffers->count(n);
         stream.next_in = reinterpret_cast<Bytef*>(buffer.data());
         stream.avail_in = static_cast<uInt>(n);
       }

@@ -2,6 +2,7 @@
 // bytes are in cache, strided copies out.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <mutex>
@@ -10,6 +11,7 @@
 
 #include "base/progress.h"
 #include "layout/plan.h"
+#include "storage/block_ledger.h"
 #include "storage/storage.h"
 
 namespace shardsmith {
@@ -20,8 +22,12 @@ class TransferBuffers {
   // At least `size` bytes.
   AlignedBuffer take(uint64_t size);
   void give_back(AlignedBuffer buffer);
+  // Of files, by all transfers that used these buffers.
+  uint64_t bytes_read() const { return bytes_read_; }
+  void count(uint64_t bytes) { bytes_read_ += bytes; }
 
  private:
+  std::atomic<uint64_t> bytes_read_{0};
   std::mutex mutex_;
   std::vector<AlignedBuffer> free_;
 };
@@ -32,6 +38,9 @@ struct TransferOptions {
   bool check = true;           // verify the block checksums that a read covers (blocks are read whole)
   Progress progress;
   TransferBuffers* buffers = nullptr;  // otherwise allocated anew
+  // Several transfers that together read most of a file: blocks are checked by it, in pieces, and none is read whole
+  // for its check alone. The caller ends with BlockLedger::finish.
+  BlockLedger* ledger = nullptr;
 };
 
 // Where a Want's buffer lives. Must be valid until the call returns.
