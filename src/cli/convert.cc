@@ -67,7 +67,7 @@ class ConvertLine {
 
   bool parse(const Arguments& arguments) {
     if (!line_.parse(arguments)) return false;
-    request.from = choose_source(given_path(words.in));
+    request.from = choose_source(existing_path(local_storage(), words.in));
     const std::string to = words.out.empty() ? words.out_option : words.out;
     if (to.empty()) fail(ErrorKind::kInvalidArgument, verb_, ": where to? (shardsmith ", verb_, " IN OUT)");
     request.to = absolute_path(to);
@@ -177,9 +177,7 @@ int run_merge(const Arguments& arguments) {
   line.add_selection();
   if (!line.parse(arguments)) return 0;
   const std::string& to = line.words.to;
-  if (to != "pt" && to != "safetensors" && to != "full")
-    fail(ErrorKind::kInvalidArgument, "merge: --to is '", to,
-         "', it can be pt, safetensors or full (convert knows more)");
+  check_choice("merge", "--to", to, {"pt", "safetensors", "full"});
   line.request.format = to;
   line.request.names = Names::kHuggingFace;
   line.request.weights_only = to != "full";
@@ -215,8 +213,7 @@ int run_convert(const Arguments& arguments) {
   Conversion& request = line.request;
   request.format = line.words.to;
   const std::string& names = line.words.names;
-  if (!names.empty() && names != "hf" && names != "logical")
-    fail(ErrorKind::kInvalidArgument, "convert: --names is '", names, "', it can be hf or logical");
+  if (!names.empty()) check_choice("convert", "--names", names, {"hf", "logical"});
   const bool flat = request.format == "hf" || request.format == "safetensors";
   if (request.format == "partial")
     request.names = Names::kLogical;

@@ -37,7 +37,7 @@ pre { overflow-x: auto; border: 1px solid var(--line); padding: .6rem; }
 
 std::string cell_title(const Grid& grid, size_t row, size_t column, const GridCell& cell) {
   std::string text =
-      str(grid.rows[row], " (", grid.row_titles[row], "), ", grid.columns[column], ": ", cell.tensors.size(),
+      str(grid.rows[row], " (", grid.row_titles[row], "), ", grid.column_titles[column], ": ", cell.tensors.size(),
           cell.tensors.size() == 1 ? " tensor, " : " tensors, ", human_bytes(cell.bytes));
   for (size_t i = 0; i < cell.tensors.size() && i < kMostInTitle; ++i) {
     text += str("\n", cell.tensors[i]->name, " ", to_string(cell.tensors[i]->shape));

@@ -110,6 +110,7 @@ Grid make_grid(const Source& source) {
   for (const int64_t place : places) {
     columns[place] = grid.columns.size();
     grid.columns.push_back(column_name(place));
+    grid.column_titles.push_back(place >= 0 && place < kHead ? "layer " + grid.columns.back() : grid.columns.back());
   }
   grid.cells.resize(grid.rows.size());
   for (const auto& tensor : source.index.tensors) {

@@ -19,7 +19,7 @@ struct GridCell {
 // Columns: embedding, layers by their numbers, norm and head, other.
 struct Grid {
   std::vector<std::string> rows, columns;
-  std::vector<std::string> row_titles;
+  std::vector<std::string> row_titles, column_titles;
   std::vector<std::map<size_t, GridCell>> cells;  // by row, then by column
   uint64_t largest = 0;                           // bytes of one cell
 };

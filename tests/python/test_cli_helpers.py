@@ -68,3 +68,13 @@ def test_sparse_files_are_what_they_say(tmp_path):
     path = sparse_safetensors(tmp_path / "x.safetensors", {"a": ("F32", 4, [3, 5]), "b": ("BF16", 2, [7])})
     with safe_open(path, "pt") as file:
         assert file.get_tensor("a").shape == (3, 5) and file.get_tensor("b").dtype == torch.bfloat16
+
+
+def test_every_verb_names_what_may_be_meant(saved, llama, tmp_path):  # noqa: F811
+    for verb in ("merge", "convert", "reshard", "export"):
+        assert "did you mean" in fails(2, verb, saved / "a_partal", tmp_path / "out", *["--to", "pt"][: 2 * (verb == "convert")])
+    assert "did you mean safetensors?" in fails(2, "merge", saved / "a_partial", tmp_path / "out", "--to", "safetensor")
+    assert "did you mean 'safetensors'?" in fails(2, "convert", llama, tmp_path / "out", "--to", "safetensor")
+    assert "did you mean bfloat16?" in fails(2, "convert", llama, tmp_path / "out", "--to", "pt", "--dtype", "bfloat6")
+    assert "did you mean logical?" in fails(2, "convert", llama, tmp_path / "out", "--to", "pt", "--names", "logcal")
+    assert list(tmp_path.iterdir()) == []

@@ -90,10 +90,10 @@ def test_a_page_shows_ranks_and_layers(saved, tmp_path):
     page = page_of(saved / "a_partial", tmp_path / "page.html")
     words = " ".join(page.words)
     assert "Ranks and layers" in words and "rank 0" in words and "rank 1" in words and "step 20" in words
-    first, last = (next(t for t in page.titles if t.startswith(f"rank {r} ") and f", {layer}: " in t) for r, layer in
+    first, last = (next(t for t in page.titles if t.startswith(f"rank {r} ") and f", layer {layer}: " in t) for r, layer in
                    ((0, 0), (1, 4)))  # fmt: skip
     assert "stage 0: embedding" in first and "model/transformer.seq_layers.0." in first
-    assert "norm and head" in last and not any(t.startswith("rank 0 ") and ", 4: " in t for t in page.titles)
+    assert "norm and head" in last and not any(t.startswith("rank 0 ") and ", layer 4: " in t for t in page.titles)
     for tensor in run_json("inspect", saved / "a_partial")["tensors"]:
         assert tensor["name"] in page.words
     assert [f.name for f in tmp_path.iterdir()] == ["page.html"]
