@@ -125,6 +125,7 @@ class Diff {
     stream.threads = options_.threads;
     stream.what = "compare";
     stream.progress = options_.progress;
+    stream.notice = options_.notice;
     stream_values({&sides_.a, &sides_.b}, tensors, storage_, stream, [&](const StreamedBox& box) {
       add_box(all_[names_[order[box.tensor]]], *tensors[box.tensor].sides[0], *tensors[box.tensor].sides[1], box);
     });

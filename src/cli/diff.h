@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/progress.h"
@@ -23,6 +25,7 @@ struct DiffOptions {
   uint64_t memory = 256 << 20;
   int threads = 2;
   Progress progress;
+  std::function<void(std::string_view)> notice;  // as in StreamOptions
 };
 
 struct TensorSide {

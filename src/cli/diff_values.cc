@@ -126,10 +126,10 @@ Value joined(const std::vector<const Value*>& dicts) {
       said[text].push_back(item);
     }
   }
-  Value result = Dict{};
+  Dict result;
   for (const auto& key : keys) {
     if (key != "params") {
-      result.set(key, agreed(said[key]));
+      result.items.emplace_back(key, agreed(said[key]));
       continue;
     }
     std::set<std::string> names;
@@ -138,7 +138,7 @@ Value joined(const std::vector<const Value*>& dicts) {
         names.insert(name.get_if<std::string>() ? *name.get_if<std::string>() : to_json(name));
       }
     }
-    result.set(key, List(names.begin(), names.end()));
+    result.items.emplace_back(key, List(names.begin(), names.end()));
   }
   return result;
 }

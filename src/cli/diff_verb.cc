@@ -176,6 +176,7 @@ int run_diff(const Arguments& arguments) {
     fail(ErrorKind::kInvalidArgument, "diff: --threads is ", options.threads, ", it can be 1 or more");
   options.memory = parse_size(memory, "--memory-limit");
   options.progress = line.output().progress();
+  options.notice = [&](std::string_view text) { line.output().notice(text); };
   Storage& storage = local_storage();
   a = existing_path(storage, a);
   b = existing_path(storage, b);

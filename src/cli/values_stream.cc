@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "base/error.h"
+#include "cli/output.h"
 #include "layout/plan.h"
 #include "storage/transfer.h"
 
@@ -16,6 +17,7 @@ constexpr uint64_t kAlign = 64;                 // of a box in its window
 constexpr uint64_t kLargestWindow = 64 << 20;   // larger ones only take longer to fill
 constexpr uint64_t kLargestBuffers = 32 << 20;  // of the readers
 constexpr size_t kManySlices = 16;
+constexpr uint64_t kLarge = 1'000'000'000;  // takes a moment
 // No deflated record holds more bytes for one of its own.
 constexpr uint64_t kMostRepeated = 1100;
 
@@ -77,6 +79,10 @@ class Streamer {
     room_ = std::min((options_.memory - transfer_.budget) / 2, kLargestWindow);
     room_ = aligned(std::min(room_, std::max<uint64_t>(total_ + jobs_.size() * indexes_.size() * kAlign, 4096)));
 
+    if (options_.notice && total_ >= kLarge) {
+      options_.notice(str(options_.what, ": ", human_bytes(total_), " to read, within ", human_bytes(options_.memory),
+                          " of memory"));
+    }
     memory_[0].emplace(static_cast<size_t>(room_));
     Window window = load(0);
     for (size_t next = 1; !window.pieces.empty(); next = 1 - next) {

@@ -6,6 +6,7 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/progress.h"
@@ -32,6 +33,7 @@ struct StreamOptions {
   bool check = true;  // block checksums
   std::string what;   // for progress
   Progress progress;
+  std::function<void(std::string_view)> notice;  // told beforehand what a large one will read, and in how much memory
 };
 inline constexpr uint64_t kLeastStreamMemory = 32 << 20;
 

@@ -249,6 +249,7 @@ int run_verify(const Arguments& arguments) {
   }
   options.stream.memory = parse_size(memory, "--memory-limit");
   options.stream.progress = line.output().progress();
+  options.stream.notice = [&](std::string_view text) { line.output().notice(text); };
   Storage& storage = local_storage();
   path = existing_path(storage, path);
 
