@@ -2,8 +2,9 @@
 # make test     every test but the long ones          make test-long   the long ones
 # make demo     fine-tunes a small model, kills it, resumes, exports; leaves out/demo
 # make bench    measures                              make sanitize    core tests under sanitizers
+# make fuzz     the fuzzers, FUZZ_SECONDS=60 for each reader of files
 # make format   make format-check   make clean
-.PHONY: build setup models test test-long demo bench sanitize format format-check clean
+.PHONY: build setup models test test-long demo bench sanitize fuzz format format-check clean
 SHELL := /bin/bash
 
 build: setup
@@ -29,6 +30,10 @@ bench: build models
 
 sanitize: setup
 	@scripts/sanitize
+
+FUZZ_SECONDS ?= 60
+fuzz: setup
+	@scripts/fuzz $(FUZZ_SECONDS)
 
 format:
 	@scripts/format

@@ -8,22 +8,31 @@ target_link_libraries(shardsmith_core PRIVATE shardsmith_warnings ${ISAL_LIBRARY
 if(SHARDSMITH_SANITIZE)
   list(JOIN SHARDSMITH_SANITIZE "," sanitizers)
   target_compile_options(shardsmith_core PUBLIC -fsanitize=${sanitizers} -fno-sanitize-recover=all -fno-omit-frame-pointer -g)
+  # Our own assertions and those of the standard library too.
+  target_compile_options(shardsmith_core PUBLIC -UNDEBUG)
+  target_compile_definitions(shardsmith_core PUBLIC _GLIBCXX_ASSERTIONS)
   target_link_options(shardsmith_core PUBLIC -fsanitize=${sanitizers})
 endif()
 
+# The verbs, for the program and for their tests.
 file(GLOB cli_sources CONFIGURE_DEPENDS src/cli/*.cc)
-if(cli_sources)
-  add_executable(shardsmith ${cli_sources})
-  target_link_libraries(shardsmith PRIVATE shardsmith_core shardsmith_warnings CLI11::CLI11 ZLIB::ZLIB)
-  target_compile_definitions(shardsmith PRIVATE SHARDSMITH_VERSION="${PROJECT_VERSION}")
-endif()
+list(REMOVE_ITEM cli_sources ${CMAKE_CURRENT_SOURCE_DIR}/src/cli/main.cc)
+add_library(shardsmith_cli STATIC ${cli_sources})
+target_link_libraries(shardsmith_cli PUBLIC shardsmith_core PRIVATE shardsmith_warnings CLI11::CLI11 ZLIB::ZLIB)
+target_compile_definitions(shardsmith_cli PUBLIC SHARDSMITH_VERSION="${PROJECT_VERSION}")
+add_executable(shardsmith src/cli/main.cc)
+target_link_libraries(shardsmith PRIVATE shardsmith_cli shardsmith_warnings)
 
 if(SHARDSMITH_TESTS)
   enable_testing()
   file(GLOB core_tests CONFIGURE_DEPENDS tests/core/*.cc)
   if(core_tests)
-    add_executable(core_test ${core_tests})
-    target_link_libraries(core_test PRIVATE shardsmith_core shardsmith_warnings GTest::gtest GTest::gmock GTest::gtest_main ZLIB::ZLIB)
+    # The fuzz targets go along, for the replay of their corpus (hostile_test.cc).
+    file(GLOB fuzz_targets CONFIGURE_DEPENDS fuzz/targets/*.cc)
+    add_executable(core_test ${core_tests} ${fuzz_targets} fuzz/support.cc)
+    target_include_directories(core_test PRIVATE fuzz)
+    target_compile_definitions(core_test PRIVATE SHARDSMITH_SOURCE_DIR="${CMAKE_CURRENT_SOURCE_DIR}")
+    target_link_libraries(core_test PRIVATE shardsmith_cli shardsmith_warnings GTest::gtest GTest::gmock GTest::gtest_main ZLIB::ZLIB)
     add_test(NAME core COMMAND core_test)
   endif()
   # The door through which tests/python/test_formats.py reaches the formats.
@@ -32,4 +41,9 @@ if(SHARDSMITH_TESTS)
   # Makes checkpoints for the Python tests of the command line.
   add_executable(make_partial tests/cli/make_partial.cc)
   target_link_libraries(make_partial PRIVATE shardsmith_core shardsmith_warnings)
+endif()
+
+if(SHARDSMITH_TESTS)
+  add_executable(bench_plan EXCLUDE_FROM_ALL bench/plan.cc)
+  target_link_libraries(bench_plan PRIVATE shardsmith_core shardsmith_warnings)
 endif()

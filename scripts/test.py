@@ -1,4 +1,4 @@
-"""Runs the C++ tests (ctest) and the Python tests (pytest) and ends with one line that sums them up."""
+"""Runs the C++ tests (ctest), the Python tests (pytest) and the fuzzers, and ends with one line that sums them up."""
 
 import argparse
 import os
@@ -59,6 +59,24 @@ def run_pytest(long: bool, environment: dict[str, str]) -> tuple[int, int, int]:
     return passed, failed, skipped
 
 
+def run_fuzz(seconds: int, environment: dict[str, str]) -> tuple[int, int, int]:
+    """Each reader's fuzzer counts as one test."""
+    command = [str(ROOT / "scripts/fuzz"), str(seconds)]
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+    passed = failed = 0
+    for line in process.stdout:
+        if not line.startswith("["):  # the compiler's progress
+            print(line, end="", flush=True)
+        if line.startswith("fuzz: ") and " executions in " in line:
+            if line.rstrip().endswith("FAILED"):
+                failed += 1
+            else:
+                passed += 1
+    if process.wait() and not failed:
+        failed = 1  # it didn't build
+    return passed, failed, 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--long", action="store_true", help="the long tests instead of the others")
@@ -71,6 +89,7 @@ def main() -> int:
     if long:
         environment["SHARDSMITH_LONG"] = "1"
     results = [run_ctest(long, environment), run_pytest(long, environment)]
+    results.append(run_fuzz(600 if long else 10, environment))
     passed, failed, skipped = (sum(column) for column in zip(*results))
     sys.stdout.flush()
     print(f"{passed} passed, {failed} failed" + (f", {skipped} skipped" if skipped else ""), flush=True)

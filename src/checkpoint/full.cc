@@ -37,8 +37,8 @@ class Replacement {
     remove_tree(storage_, old_);
     for (const std::string& file : full_files(path)) {
       if (!storage_.stat(file).exists) continue;
-      storage_.make_directory(old_);
       try {
+        storage_.make_directory(old_);
         storage_.rename(file, join(old_, base_name(file)));
       } catch (...) {
         undo();
@@ -56,7 +56,16 @@ class Replacement {
       throw;
     }
   }
-  void finish() { remove_tree(storage_, old_); }
+  // Makes the new names durable; only then the old files go.
+  void finish(const std::string& folder) {
+    try {
+      storage_.sync_directory(folder);
+    } catch (...) {
+      undo();
+      throw;
+    }
+    remove_tree(storage_, old_);
+  }
 
  private:
   void undo() noexcept {
@@ -139,8 +148,7 @@ Manifest write_full(Storage& storage, const std::string& path, Manifest manifest
     for (const ManifestFile& file : manifest.files)
       replacement.give_name(join(folder, file.name), join(parent(path), file.name));
     replacement.give_name(join(folder, base_name(path)), path);
-    storage.sync_directory(parent(path));
-    replacement.finish();
+    replacement.finish(parent(path));
     remove_tree(storage, folder);
   } catch (...) {
     try {

@@ -61,6 +61,27 @@ std::vector<Dtype> dtypes_of(const Content& content, const Conversion& request) 
   return dtypes;
 }
 
+// A deflated record is inflated up to the last byte that a tensor in it needs: a few bytes of a file may be a great
+// many.
+struct Inflated {
+  uint64_t bytes = 0;
+  std::string name;
+};
+Inflated largest_inflated(const Index& index) {
+  Inflated largest;
+  for (const TensorEntry& tensor : index.tensors) {
+    for (const Slice& slice : tensor.slices) {
+      if (slice.encoding != Encoding::kDeflated || volume(slice.box.extent) == 0) continue;
+      uint64_t last = 1;
+      for (size_t d = 0; d < slice.strides.size(); ++d)
+        last += static_cast<uint64_t>((slice.box.extent[d] - 1) * slice.strides[d]);
+      const uint64_t bytes = slice.inner + last * static_cast<uint64_t>(size_of(tensor.dtype));
+      if (bytes > largest.bytes) largest = {bytes, tensor.name};
+    }
+  }
+  return largest;
+}
+
 }  // namespace
 
 const std::vector<std::string>& writable_formats() {
@@ -107,6 +128,13 @@ ConversionResult convert(Storage& storage, const Conversion& request) {
 
   ConversionResult result;
   Source source = open_source(storage, request.from);
+  validate(source.index, false);  // what follows relies on it
+  const Inflated inflated = largest_inflated(source.index);
+  const uint64_t needed = kBesides + StreamMemory::kLeast + 2 * inflated.bytes;  // of this window, and of the next
+  if (request.memory_limit < needed)
+    fail(ErrorKind::kNoSpace, request.from, ": tensor '", inflated.name, "' lies in a deflated record, of which ",
+         human_bytes(inflated.bytes), " must be inflated at once; with a memory limit of ", human_bytes(needed),
+         " that can be done");
   result.from_format = source.format;
   result.format = request.format;
   result.manifest = source.manifest;
@@ -118,7 +146,7 @@ ConversionResult convert(Storage& storage, const Conversion& request) {
   const Content content = content_of(storage, request.from, std::move(source), options);
   result.left_out = content.left_out;
   const std::vector<Dtype> dtypes = dtypes_of(content, request);
-  StreamMemory memory(request.memory_limit - kBesides, request.threads);
+  StreamMemory memory(request.memory_limit - kBesides - 2 * inflated.bytes, request.threads);
   BlockLedger ledger(content.index.files, [&](uint32_t file, uint64_t begin, uint64_t end) {
     return tensors_in(content.index, file, begin, end);
   });

@@ -156,7 +156,8 @@ void print_human(const std::string& path, const Source& source, const Options& o
   print_totals("By element type", sums.by_dtype);
   print_totals("By prefix", sums.by_prefix);
   const Value values = without_tensors(index.values);
-  if (!is_empty(values)) std::cout << "\n" << bold("Values") << "\n" << to_json(readable(values, index, 8), 2) << "\n";
+  if (!is_empty(values))
+    std::cout << "\n" << bold("Values") << "\n" << printable_lines(to_json(readable(values, index, 8), 2)) << "\n";
 }
 
 }  // namespace

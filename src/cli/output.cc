@@ -13,6 +13,7 @@
 #include <mutex>
 
 #include "base/error.h"
+#include "base/utf8.h"
 
 namespace shardsmith::cli {
 namespace {
@@ -119,17 +120,41 @@ std::string green(std::string_view text) { return styled("32", text); }
 
 std::string printable(std::string_view text) {
   std::string result;
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte < 0x20 || byte == 0x7F) {
-      char escaped[8];
-      std::snprintf(escaped, sizeof escaped, "\\x%02x", byte);
+  char escaped[16];
+  for (size_t i = 0; i < text.size();) {
+    const size_t length = utf8_length(text, i);
+    const auto byte = [&](size_t k) { return static_cast<unsigned>(static_cast<unsigned char>(text[i + k])); };
+    if (length == 0 || byte(0) < 0x20 || byte(0) == 0x7F) {
+      std::snprintf(escaped, sizeof escaped, "\\x%02x", byte(0));
+      result += escaped;
+      ++i;
+      continue;
+    }
+    unsigned code = 0;  // of what two or three bytes hold
+    if (length == 2) code = (byte(0) & 0x1F) << 6 | (byte(1) & 0x3F);
+    if (length == 3) code = (byte(0) & 0x0F) << 12 | (byte(1) & 0x3F) << 6 | (byte(2) & 0x3F);
+    // Further control characters, and those that turn the direction of what follows.
+    const bool turns = (code >= 0x2028 && code <= 0x202E) || (code >= 0x2066 && code <= 0x2069);
+    if ((code >= 0x80 && code < 0xA0) || turns || code == 0x200E || code == 0x200F || code == 0x061C) {
+      std::snprintf(escaped, sizeof escaped, "\\u%04x", code);
       result += escaped;
     } else {
-      result += c;
+      result += text.substr(i, length);
     }
+    i += length;
   }
   return result;
+}
+
+std::string printable_lines(std::string_view text) {
+  std::string result;
+  while (true) {
+    const size_t end = text.find('\n');
+    result += printable(text.substr(0, end));
+    if (end == std::string_view::npos) return result;
+    result += '\n';
+    text.remove_prefix(end + 1);
+  }
 }
 
 std::string human_bytes(uint64_t bytes) {

@@ -30,8 +30,10 @@ std::string dim(std::string_view text);
 std::string red(std::string_view text);
 std::string green(std::string_view text);
 
-// Names in files are foreign: control characters become \xNN, so that none reaches the terminal.
+// Names in files are foreign: control characters become \xNN, those beyond ASCII and those that turn the direction of
+// writing \uNNNN, so that none reaches the terminal.
 std::string printable(std::string_view text);
+std::string printable_lines(std::string_view text);  // line breaks stay
 
 std::string human_bytes(uint64_t bytes);  // "538.1 MB": decimal units
 std::string human_count(int64_t count);   // "134.5M"

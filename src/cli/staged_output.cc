@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <functional>
 
 #include "base/error.h"
 
@@ -61,22 +62,37 @@ void StagedOutput::publish() {
   if (!there.exists || (!ours.is_directory && !there.is_directory)) {
     storage_.rename(temporary_, target_);  // a file replaces a file at once
     published_ = true;
-  } else if (!storage_.exchange(temporary_, target_)) {
-    const std::string old = join(folder, "." + base_name(target_) + ".old");
-    remove_tree(storage_, old);
-    storage_.rename(target_, old);
+    storage_.sync_directory(folder);
+    return;
+  }
+  const auto sync_or = [&](const std::function<void()>& undo) {
     try {
-      storage_.rename(temporary_, target_);
+      storage_.sync_directory(folder);
     } catch (const Error&) {
-      storage_.rename(old, target_);
+      undo();  // nobody knows what is durable, so what was there keeps its name
       throw;
     }
-    published_ = true;
-    storage_.sync_directory(folder);
-    remove_tree(storage_, old);
+  };
+  if (storage_.exchange(temporary_, target_)) {
+    sync_or([&] { storage_.exchange(temporary_, target_); });
+    return;  // the temporary name holds the old content now, which goes with it
   }
+  const std::string old = join(folder, "." + base_name(target_) + ".old");
+  remove_tree(storage_, old);
+  storage_.rename(target_, old);
+  try {
+    storage_.rename(temporary_, target_);
+  } catch (const Error&) {
+    storage_.rename(old, target_);
+    throw;
+  }
+  sync_or([&] {
+    storage_.rename(target_, temporary_);
+    storage_.rename(old, target_);
+  });
+  published_ = true;
+  remove_tree(storage_, old);
   storage_.sync_directory(folder);
-  // After an exchange the temporary name holds the old content, which goes with it.
 }
 
 }  // namespace shardsmith::cli

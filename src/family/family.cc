@@ -20,7 +20,7 @@ constexpr Family kFamilies[] = {
 };
 
 // Blocks beyond this are a mistake in a file, not a model.
-constexpr int64_t kMostLayers = 100000;
+constexpr int64_t kMostLayers = 10'000;
 
 // The box of a piece in its Hugging Face tensor.
 Box box_in_hf(const Piece& piece) {
@@ -83,6 +83,22 @@ std::vector<std::string> supported_model_types() {
   return types;
 }
 
+namespace {
+
+// Numbers of parameters are added up in many places: so many that 63 bits don't hold them are nonsense.
+void check_countable(const FamilyModel& model) {
+  constexpr int64_t kMost = int64_t{1} << 58;
+  int64_t total = 0;
+  for (const FamilyTensor& tensor : model.tensors) {
+    const int64_t parameters = volume(tensor.shape);  // throws where that is too many already
+    if (parameters > kMost || (total += parameters) > kMost)
+      fail(ErrorKind::kCorrupt, "config.json: describes a model of more than 2^58 parameters (", tensor.hf_name, " is ",
+           to_string(tensor.shape), ")");
+  }
+}
+
+}  // namespace
+
 FamilyModel describe_model(const Value& config) {
   if (!config.get_if<Dict>()) fail(ErrorKind::kCorrupt, "config.json: not a JSON object");
   const Value* found = config.find("model_type");
@@ -99,7 +115,9 @@ FamilyModel describe_model(const Value& config) {
         fail(ErrorKind::kCorrupt, "config.json: ", layers, " is more than ", kMostLayers);
       }
     }
-    return family.describe(config);
+    FamilyModel model = family.describe(config);
+    check_countable(model);
+    return model;
   }
   if (!type) fail(ErrorKind::kCorrupt, "config.json: model_type is missing; supported are ", known);
   fail(ErrorKind::kInvalidArgument, "config.json: model_type '", *type, "' is not supported; supported are ", known);

@@ -38,8 +38,9 @@ int64_t padding_row(const Config& config, int64_t vocab_size) {
   const double none = 0.5;
   const double given = config.number("pad_token_id", none);
   if (given == none) return -1;
-  const auto row = static_cast<int64_t>(given);
-  if (static_cast<double>(row) != given || row < -vocab_size || row >= vocab_size) {
+  const bool in_range = given >= -9e15 && given <= 9e15;  // otherwise the cast is undefined
+  const auto row = in_range ? static_cast<int64_t>(given) : 0;
+  if (!in_range || static_cast<double>(row) != given || row < -vocab_size || row >= vocab_size) {
     fail(ErrorKind::kCorrupt, "config.json: pad_token_id ", given, " is no row of a vocabulary of ", vocab_size);
   }
   return row < 0 ? row + vocab_size : row;

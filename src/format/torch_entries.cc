@@ -1,6 +1,7 @@
 // The tensors of a TorchObject become entries of an Index.
 #include <map>
 #include <tuple>
+#include <unordered_map>
 
 #include "base/error.h"
 #include "format/torch_object.h"
@@ -84,6 +85,11 @@ class Entries {
         fail(ErrorKind::kCorrupt, path(), ": tensor '", listed.name, "' ", to_string(tensor.size),
              " is smaller than its slice ", to_string(listed.box));
       if (seen_.insert_or_assign(reference.index, 0).second) entry.name = listed.name;
+      try {
+        volume(listed.shape);
+      } catch (const Error& e) {
+        fail(ErrorKind::kCorrupt, path(), ": tensor '", listed.name, "': ", e.what());
+      }
       entry.shape = listed.shape;
       slice.box = listed.box;
     }

@@ -31,7 +31,8 @@ Strides contiguous_strides(const Shape& shape) {
   int64_t step = 1;
   for (size_t d = shape.size(); d-- > 0;) {
     strides[d] = step;
-    step *= std::max<int64_t>(shape[d], 1);
+    // Beyond 63 bits only in a tensor without elements, where no stride is ever taken.
+    if (__builtin_mul_overflow(step, std::max<int64_t>(shape[d], 1), &step)) step = INT64_MAX;
   }
   return strides;
 }
