@@ -28,25 +28,39 @@ Wish inner(const Wish& wish, int64_t iteration) {
   return result;
 }
 
-// Splits a wish at its holes of more than `max_gap` bytes, so that what is left is worth one sequential read.
-void split_at_holes(const Wish& wish, uint64_t max_gap, std::vector<Wish>& out) {
-  // Only a loop whose own step jumps over such a hole has to be unrolled, and all loops around it.
+// How many of a wish's loops, from the outermost on, have to be unrolled so that no hole of more than `max_gap` bytes
+// is left in what is worth one sequential read: only a loop whose own step jumps over such a hole, and all around it.
+size_t loops_to_unroll(const Wish& wish, uint64_t max_gap) {
   size_t unroll = 0;
   for (size_t d = 0; d < wish.copy.extent.size(); ++d) {
     const uint64_t step = static_cast<uint64_t>(wish.copy.source_step[d]);
     if (wish.copy.extent[d] > 1 && step > span(wish.copy, d + 1) + max_gap) unroll = d + 1;
   }
-  if (unroll == 0) {
-    out.push_back(wish);
-    return;
-  }
+  return unroll;
+}
+
+void unroll(const Wish& wish, size_t loops, std::vector<Wish>& out) {
   for (int64_t i = 0; i < wish.copy.extent[0]; ++i) {
-    if (unroll == 1) {
+    if (loops == 1)
       out.push_back(inner(wish, i));
-    } else {
-      split_at_holes(inner(wish, i), max_gap, out);
-    }
+    else
+      unroll(inner(wish, i), loops - 1, out);
   }
+}
+
+// Splits wishes at their holes; those without any, most often all, stay where they are.
+void split_at_holes(std::vector<Wish>& wishes, uint64_t max_gap) {
+  std::vector<Wish> parts;
+  size_t kept = 0;
+  for (Wish& wish : wishes) {
+    const size_t loops = loops_to_unroll(wish, max_gap);
+    if (loops > 0)
+      unroll(wish, loops, parts);
+    else if (Wish& place = wishes[kept++]; &place != &wish)
+      place = std::move(wish);
+  }
+  wishes.resize(kept);
+  std::move(parts.begin(), parts.end(), std::back_inserter(wishes));
 }
 
 struct Later {
@@ -118,9 +132,8 @@ uint64_t span(const Copy& copy, size_t loop) {
 }
 
 std::vector<Read> cut(std::vector<Wish> wishes, uint32_t file, const PlanOptions& options) {
-  std::vector<Wish> atoms;
-  for (const Wish& wish : wishes) split_at_holes(wish, options.max_gap, atoms);
-  wishes.clear();
+  split_at_holes(wishes, options.max_gap);
+  std::vector<Wish>& atoms = wishes;
   // A read must hold an element, whatever was asked for.
   const uint64_t max_read = std::max<uint64_t>(options.max_read, 16);
   std::sort(atoms.begin(), atoms.end(), [](const Wish& a, const Wish& b) { return a.begin < b.begin; });
@@ -146,6 +159,7 @@ std::vector<Read> cut(std::vector<Wish> wishes, uint32_t file, const PlanOptions
     }
     for (; !later.empty(); later.pop()) rest.push(later.top());
     read.length = taken_to - begin;
+    read.copies.shrink_to_fit();
     reads.push_back(std::move(read));
   }
   return reads;

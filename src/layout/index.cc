@@ -1,6 +1,7 @@
 #include "layout/index.h"
 
 #include <algorithm>
+#include <functional>
 
 #include "base/error.h"
 #include "layout/box_tree.h"
@@ -12,6 +13,15 @@ std::string file_of(const Index& index, const Slice& slice) { return index.files
 
 [[noreturn]] void bad(const TensorEntry& tensor, const std::string& where, const std::string& why) {
   fail(ErrorKind::kCorrupt, where, ": tensor '", tensor.name, "' ", to_string(tensor.shape), ": ", why);
+}
+
+// That there are not too many elements to be counted.
+void check_volume(const TensorEntry& tensor, const std::string& where) {
+  try {
+    volume(tensor.shape);
+  } catch (const Error&) {
+    bad(tensor, where, "a negative size, or more elements than 63 bits can count");
+  }
 }
 
 // The bytes that a slice needs from its file's start, by checked arithmetic.
@@ -73,38 +83,58 @@ void check_cover(const Index& index, const TensorEntry& tensor) {
 }  // namespace
 
 const TensorEntry* Index::find(std::string_view name) const {
-  if (by_name_.size() != tensors.size()) {  // not indexed yet: right, if slow
+  if (indexed_ != tensors.size()) {  // not indexed yet: right, if slow
     for (const TensorEntry& tensor : tensors) {
       if (tensor.name == name) return &tensor;
     }
     return nullptr;
   }
-  const auto it = by_name_.find(std::string(name));
-  return it == by_name_.end() ? nullptr : &tensors[it->second];
+  if (slots_.empty()) return nullptr;
+  const uint32_t number = slots_[slot_of(name)];
+  return number == 0 ? nullptr : &tensors[number - 1];
+}
+
+size_t Index::slot_of(std::string_view name) const {
+  const size_t mask = slots_.size() - 1;
+  size_t slot = std::hash<std::string_view>()(name) & mask;
+  while (slots_[slot] != 0 && tensors[slots_[slot] - 1].name != name) slot = (slot + 1) & mask;
+  return slot;
+}
+
+void Index::reserve_slots(size_t count) {
+  size_t size = 16;
+  while (size < 2 * count) size *= 2;
+  if (size <= slots_.size()) return;
+  slots_.assign(size, 0);
+  for (size_t i = 0; i < indexed_; ++i) slots_[slot_of(tensors[i].name)] = static_cast<uint32_t>(i + 1);
 }
 
 void Index::reindex() {
-  by_name_.clear();
-  by_name_.reserve(tensors.size());
+  slots_.clear();
+  indexed_ = 0;
+  reserve_slots(tensors.size());
   for (size_t i = 0; i < tensors.size(); ++i) {
-    if (!by_name_.emplace(tensors[i].name, i).second) {
-      fail(ErrorKind::kCorrupt, format, ": tensor '", tensors[i].name, "' is there twice");
-    }
+    uint32_t& number = slots_[slot_of(tensors[i].name)];
+    if (number != 0) fail(ErrorKind::kCorrupt, format, ": tensor '", tensors[i].name, "' is there twice");
+    number = static_cast<uint32_t>(i + 1);
   }
+  indexed_ = tensors.size();
 }
 
 void Index::merge(Index other) {
-  if (by_name_.size() != tensors.size()) reindex();
+  if (indexed_ != tensors.size()) reindex();
+  reserve_slots(tensors.size() + other.tensors.size());
   const uint32_t shift = static_cast<uint32_t>(files.size());
   std::move(other.files.begin(), other.files.end(), std::back_inserter(files));
   for (TensorEntry& theirs : other.tensors) {
     for (Slice& slice : theirs.slices) slice.file += shift;
-    const auto [it, is_new] = by_name_.emplace(theirs.name, tensors.size());
-    if (is_new) {
+    const size_t slot = slot_of(theirs.name);
+    if (slots_[slot] == 0) {
       tensors.push_back(std::move(theirs));
+      slots_[slot] = static_cast<uint32_t>(++indexed_);
       continue;
     }
-    TensorEntry& ours = tensors[it->second];
+    TensorEntry& ours = tensors[slots_[slot] - 1];
     if (ours.dtype != theirs.dtype || ours.shape != theirs.shape) {
       const auto place = [this](const TensorEntry& t) {
         return t.slices.empty() ? std::string("another file") : files[t.slices[0].file].path;
@@ -124,7 +154,10 @@ void Index::merge(Index other) {
 
 void validate(const Index& index, bool require_cover) {
   for (const TensorEntry& tensor : index.tensors) {
-    volume(tensor.shape);  // throws where there are too many elements
+    const std::string where = tensor.slices.empty() || tensor.slices[0].file >= index.files.size()
+                                  ? index.format
+                                  : file_of(index, tensor.slices[0]);
+    check_volume(tensor, where);
     for (const Slice& slice : tensor.slices) {
       if (slice.file >= index.files.size()) bad(tensor, index.format, "a slice names a file that is not listed");
       if (slice.strides.size() != tensor.shape.size() || !inside(slice.box, tensor.shape)) {

@@ -9,7 +9,6 @@
 #include <memory>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "base/value.h"
@@ -70,7 +69,12 @@ struct Index {
   void reindex();
 
  private:
-  std::unordered_map<std::string, size_t> by_name_;
+  // The place of a name in the table, or a free one. The table holds numbers + 1 and is at most half full.
+  size_t slot_of(std::string_view name) const;
+  void reserve_slots(size_t count);
+
+  std::vector<uint32_t> slots_;
+  size_t indexed_ = 0;  // tensors that are in the table
 };
 
 // Throws kCorrupt, naming tensor and file, unless every slice lies inside its tensor's shape and

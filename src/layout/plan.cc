@@ -33,7 +33,8 @@ bool is_floating(Dtype dtype) {
 
 class Planner {
  public:
-  Planner(const Index& index, const PlanOptions& options) : index_(index), options_(options) {}
+  Planner(const Index& index, const PlanOptions& options)
+      : index_(index), options_(options), wanted_(index.tensors.size(), false) {}
 
   void add(const Want& want);
   Plan finish();
@@ -45,10 +46,12 @@ class Planner {
 
   using Record = std::tuple<uint32_t, uint64_t, uint64_t>;  // file, offset, stored bytes
 
+  size_t number_of(const TensorEntry* tensor) const { return static_cast<size_t>(tensor - index_.tensors.data()); }
+
   const Index& index_;
   const PlanOptions& options_;
   Plan plan_;
-  std::set<const TensorEntry*> wanted_;
+  std::vector<bool> wanted_;                     // by the tensor's number
   std::set<std::string> missing_, cast_, tied_;  // said once each
   std::map<uint32_t, std::vector<Wish>> wishes_;
   std::map<Record, Read> deflated_;
@@ -61,7 +64,7 @@ const TensorEntry* Planner::stored(const Want& want) {
     if (hops > index_.tensors.size()) {
       fail(ErrorKind::kCorrupt, index_.format, ": tensor '", want.name, "' is a second name of itself");
     }
-    wanted_.insert(tensor);
+    wanted_[number_of(tensor)] = true;
     if (tied_.insert(tensor->name).second) plan_.report.tied.push_back(tensor->name + " = " + tensor->alias_of);
     tensor = index_.find(tensor->alias_of);
   }
@@ -74,7 +77,7 @@ void Planner::add(const Want& want) {
     if (missing_.insert(want.name).second) plan_.report.missing.push_back(want.name);
   };
   if (!tensor) return miss();
-  wanted_.insert(tensor);
+  wanted_[number_of(tensor)] = true;
   const auto where = [&] { return tensor->slices.empty() ? index_.format : index_.files[tensor->slices[0].file].path; };
   if (tensor->shape != want.shape) {
     fail(ErrorKind::kCorrupt, where(), ": tensor '", want.name, "' has shape ", to_string(tensor->shape), ", expected ",
@@ -124,7 +127,7 @@ void Planner::add_slice(const Want& want, const TensorEntry& tensor, const Slice
   copy.offset = want.offset;
   copy.from = tensor.dtype, copy.to = want.dtype;
   copy.byte_swapped = slice.encoding == Encoding::kByteSwapped;
-  copy.tensor = static_cast<uint32_t>(&tensor - index_.tensors.data());
+  copy.tensor = static_cast<uint32_t>(number_of(&tensor));
   copy.extent = both.extent;
   uint64_t source = 0;  // bytes into the slice
   for (size_t d = 0; d < both.extent.size(); ++d) {
@@ -158,9 +161,9 @@ Plan Planner::finish() {
   });
   for (const Read& read : plan_.reads) plan_.report.bytes_read += read.length;
   for (const TensorEntry& tensor : index_.tensors) {
-    if (!wanted_.count(&tensor) && (tensor.alias_of.empty() || !wanted_.count(index_.find(tensor.alias_of)))) {
-      plan_.report.unexpected.push_back(tensor.name);
-    }
+    const TensorEntry* stored = tensor.alias_of.empty() ? nullptr : index_.find(tensor.alias_of);
+    if (wanted_[number_of(&tensor)] || (stored && wanted_[number_of(stored)])) continue;
+    plan_.report.unexpected.push_back(tensor.name);
   }
   return std::move(plan_);
 }

@@ -2,19 +2,14 @@
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
-#include <torch/csrc/autograd/variable.h>
+
+#include "nn/leaf_gradient.h"
 
 namespace shardsmith {
 namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-// Somebody listens to this tensor's gradient, so that it has to come by the usual way.
-bool is_watched(const at::Tensor& weight) {
-  if (!weight.is_leaf() || weight.retains_grad()) return true;
-  return !torch::autograd::impl::hooks(weight).empty() || torch::autograd::impl::post_acc_grad_hooks(weight) != nullptr;
-}
 
 struct WordRows : torch::autograd::Function<WordRows> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& weight, const at::Tensor& ids,

@@ -134,8 +134,10 @@ at::Tensor StageModel::forward(const at::Tensor& x, const Inputs& inputs, const 
   return has_head() ? normalize(h, norm_weight_, norm_bias_, description_.norm, description_.layernorm_epsilon) : h;
 }
 
+constexpr int64_t kLossRows = 512;  // logits that exist at a time
+
 at::Tensor StageModel::loss(const at::Tensor& hidden, const at::Tensor& labels) const {
-  return causal_lm_loss(hidden, head_, labels);
+  return causal_lm_loss(hidden, head_, labels, kLossRows, head_gradient_.get());
 }
 
 at::Tensor StageModel::logits(const at::Tensor& hidden) const { return at::linear(hidden, head_); }

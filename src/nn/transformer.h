@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -10,6 +11,7 @@
 #include "layout/partition.h"
 #include "nn/dropout.h"
 #include "nn/functional.h"
+#include "nn/leaf_gradient.h"
 #include "nn/parameters.h"
 
 namespace shardsmith {
@@ -68,6 +70,7 @@ class StageModel {
   std::vector<Block> blocks_;
   at::Tensor norm_weight_, norm_bias_, head_;
   RotaryTable rotary_;
+  std::unique_ptr<SpareTensor> head_gradient_ = std::make_unique<SpareTensor>();
 };
 
 }  // namespace shardsmith

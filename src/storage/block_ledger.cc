@@ -45,6 +45,8 @@ std::vector<std::pair<uint64_t, uint64_t>> BlockLedger::unseen(uint32_t file, ui
                                                                uint64_t end) {
   std::vector<std::pair<uint64_t, uint64_t>> holes;
   std::lock_guard lock(mutex_);
+  if (const auto sound = sound_.find(file); sound != sound_.end() && sound->second[static_cast<size_t>(number)])
+    return {};
   const auto found = begun_.find({file, number});
   if (found == begun_.end()) return {{begin, end}};
   const Pieces& pieces = found->second;
@@ -88,8 +90,14 @@ bool BlockLedger::add(uint32_t file, const BlockChecksums& sums, uint64_t number
   return true;
 }
 
-void BlockLedger::compare(uint32_t file, const BlockChecksums& sums, uint64_t number, uint32_t crc) const {
-  if (crc == sums.crc[static_cast<size_t>(number)]) return;
+void BlockLedger::compare(uint32_t file, const BlockChecksums& sums, uint64_t number, uint32_t crc) {
+  if (crc == sums.crc[static_cast<size_t>(number)]) {
+    std::lock_guard lock(mutex_);
+    std::vector<bool>& sound = sound_[file];
+    sound.resize(sums.crc.size());
+    sound[static_cast<size_t>(number)] = true;
+    return;
+  }
   const Block block = block_of(sums, number);
   fail(ErrorKind::kCorrupt, files_[file].path, ": damaged: bytes ", block.begin, " to ", block.end,
        " don't match their checksum; they hold ", names_ ? names_(file, block.begin, block.end) : "tensors");

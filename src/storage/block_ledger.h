@@ -46,12 +46,13 @@ class BlockLedger {
   std::vector<std::pair<uint64_t, uint64_t>> unseen(uint32_t file, uint64_t number, uint64_t begin, uint64_t end);
   // Whether the block is complete now, and is dropped.
   bool add(uint32_t file, const BlockChecksums& sums, uint64_t number, uint64_t begin, Piece piece);
-  void compare(uint32_t file, const BlockChecksums& sums, uint64_t number, uint32_t crc) const;
+  void compare(uint32_t file, const BlockChecksums& sums, uint64_t number, uint32_t crc);
 
   const std::vector<FileEntry>& files_;
   Names names_;
   std::mutex mutex_;
   std::map<std::pair<uint32_t, uint64_t>, Pieces> begun_;
+  std::map<uint32_t, std::vector<bool>> sound_;  // blocks that were compared
 };
 
 }  // namespace shardsmith

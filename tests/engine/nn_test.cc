@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "nn/dropout.h"
+#include "nn/embedding.h"
 #include "nn/functional.h"
 #include "nn/loss.h"
 #include "support.h"
@@ -86,6 +87,37 @@ TEST(Loss, ChunkedLossMatchesCrossEntropyWithIgnoredLabels) {
     return at::cross_entropy_loss(logits, labels.slice(1, 1, 11).reshape({-1}));
   };
   EXPECT_LT(difference(ours, torchs, {random({3, 11, 16}, 9), random({50, 16}, 10)}), 3e-6);
+}
+
+TEST(Loss, GradientsAddedInPlaceEqualAutogradsOwn) {
+  const at::Tensor labels = at::randint(0, 50, {2, 9}, at::kLong);
+  SpareTensor spare;
+  at::Tensor x = random({2, 9, 8}, 1).set_requires_grad(true), w = random({50, 8}, 2).set_requires_grad(true);
+  at::Tensor plain_x = x.detach().clone().set_requires_grad(true), plain_w = w.detach().clone().set_requires_grad(true);
+  for (const double scale : {0.5, 2.0, 0.25}) {  // three microbatches: the first makes the gradient, the others add
+    (causal_lm_loss(x, w, labels, 4, &spare) * scale).backward();
+    (causal_lm_loss(plain_x, plain_w, labels, 4) * scale).backward();
+  }
+  EXPECT_TRUE(at::allclose(w.grad(), plain_w.grad(), 1e-6, 1e-8));
+  EXPECT_TRUE(at::allclose(x.grad(), plain_x.grad(), 1e-6, 1e-8));
+  int heard = 0;
+  w.register_hook([&](const at::Tensor&) { ++heard; });
+  const at::Tensor before = w.grad().clone();
+  causal_lm_loss(x, w, labels, 4, &spare).backward();
+  EXPECT_EQ(heard, 1) << "who listens hears of it";
+  EXPECT_FALSE(at::equal(before, w.grad()));
+}
+
+TEST(Embedding, GradientsAddedInPlaceEqualAutogradsOwn) {
+  const at::Tensor ids = at::tensor({3, 7, 3, 0, 5, 0}, at::kLong).view({2, 3});
+  at::Tensor w = random({9, 4}, 2).set_requires_grad(true), plain = w.detach().clone().set_requires_grad(true);
+  const at::Tensor upstream = random({2, 3, 4}, 3);
+  for (int i = 0; i < 2; ++i) {
+    (embed_words(w, ids, 5) * upstream).sum().backward();
+    (at::embedding(plain, ids, 5) * upstream).sum().backward();
+  }
+  EXPECT_TRUE(at::allclose(w.grad(), plain.grad(), 1e-6, 1e-8));
+  EXPECT_EQ(w.grad()[5].abs().sum().item<double>(), 0.0) << "the padding row is not trained";
 }
 
 TEST(Loss, LabelOutsideTheVocabularyIsNamed) {
