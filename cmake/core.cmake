@@ -7,7 +7,7 @@ target_include_directories(shardsmith_core SYSTEM PRIVATE ${ISAL_INCLUDE})
 target_link_libraries(shardsmith_core PRIVATE shardsmith_warnings ${ISAL_LIBRARY} ZLIB::ZLIB nlohmann_json::nlohmann_json PUBLIC Threads::Threads)
 if(SHARDSMITH_SANITIZE)
   list(JOIN SHARDSMITH_SANITIZE "," sanitizers)
-  target_compile_options(shardsmith_core PUBLIC -fsanitize=${sanitizers} -fno-sanitize-recover=all -fno-omit-frame-pointer -g)
+  target_compile_options(shardsmith_core PUBLIC -fsanitize=${sanitizers} -fno-sanitize-recover=all -fno-omit-frame-pointer -g1)
   # Our own assertions and those of the standard library too.
   target_compile_options(shardsmith_core PUBLIC -UNDEBUG)
   target_compile_definitions(shardsmith_core PUBLIC _GLIBCXX_ASSERTIONS)
