@@ -41,7 +41,7 @@ struct Conversion {
 
   bool overwrite = false;
   uint64_t memory_limit = 256 << 20;
-  int threads = 2;
+  int threads = 3;  // that read; each has one window under way
   Progress progress;
   std::function<void(std::string_view)> notice;  // lines for people, before and after
 };

@@ -16,7 +16,16 @@ BoxTree::BoxTree(const std::vector<Slice>& slices) : slices_(slices) {
   size_t nodes = 1;
   for (size_t leaf = order_.size(); leaf > kLeaf; leaf = (leaf + 1) / 2) nodes = 2 * nodes + 1;
   bounds_.resize(nodes * 2 * rank_);
+  // The boxes side by side in memory: building walks over all of them once a level.
+  corners_.reserve(slices.size() * 2 * rank_);
+  for (const Slice& slice : slices) {
+    for (size_t d = 0; d < rank_; ++d) {
+      corners_.push_back(slice.box.offset[d]);
+      corners_.push_back(slice.box.offset[d] + slice.box.extent[d]);
+    }
+  }
   build(0, 0, order_.size());
+  std::vector<int64_t>().swap(corners_);
 }
 
 void BoxTree::build(size_t node, size_t begin, size_t end) {
@@ -27,10 +36,10 @@ void BoxTree::build(size_t node, size_t begin, size_t end) {
     int64_t low = std::numeric_limits<int64_t>::max(), high = std::numeric_limits<int64_t>::min();
     double extents = 0;
     for (size_t i = begin; i < end; ++i) {
-      const Box& box = slices_[order_[i]].box;
-      low = std::min(low, box.offset[d]);
-      high = std::max(high, box.offset[d] + box.extent[d]);
-      extents += static_cast<double>(box.extent[d]);
+      const int64_t* corner = &corners_[(order_[i] * rank_ + d) * 2];
+      low = std::min(low, corner[0]);
+      high = std::max(high, corner[1]);
+      extents += static_cast<double>(corner[1] - corner[0]);
     }
     bounds_[node * 2 * rank_ + d] = low;
     bounds_[node * 2 * rank_ + rank_ + d] = high;
@@ -41,8 +50,8 @@ void BoxTree::build(size_t node, size_t begin, size_t end) {
   const size_t middle = begin + (end - begin) / 2;
   if (rank_ > 0) {
     const auto at = [this](size_t i) { return order_.begin() + static_cast<std::ptrdiff_t>(i); };
-    std::nth_element(at(begin), at(middle), at(end),
-                     [&](size_t a, size_t b) { return slices_[a].box.offset[best] < slices_[b].box.offset[best]; });
+    const auto key = [&](size_t i) { return corners_[(i * rank_ + best) * 2]; };
+    std::nth_element(at(begin), at(middle), at(end), [&](size_t a, size_t b) { return key(a) < key(b); });
   }
   build(2 * node + 1, begin, middle);
   build(2 * node + 2, middle, end);

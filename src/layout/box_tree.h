@@ -55,7 +55,8 @@ class BoxTree {
   const std::vector<Slice>& slices_;
   size_t rank_ = 0;
   std::vector<size_t> order_;
-  std::vector<int64_t> bounds_;  // a node: its low corner, then its high corner
+  std::vector<int64_t> bounds_;   // a node: its low corner, then its high corner
+  std::vector<int64_t> corners_;  // while it is built: of each slice, begin and end in each dimension
 };
 
 }  // namespace shardsmith
