@@ -42,7 +42,8 @@ class Stage:
 
     # Main thread, before the microbatches' threads. `samples` is the global number of the first sample of this replica's
     # batch (for dropout masks). training: order 1F1B; otherwise all forwards.
-    def begin_step(self, step: int, microbatches: int, training: bool, dropout: bool, samples: int = 0) -> None: ...
+    def begin_step(self, step: int, microbatches: int, training: bool, dropout: bool, samples: int = 0,
+                   reduce: bool = True) -> None: ...
     # One thread a microbatch (any thread when there is one stage). Waits for its turn in the schedule with the GIL
     # released. inputs: input_ids [B, S] int64, optional attention_mask [B, S], position_ids [B, S], labels [B, S];
     # the same on every stage. Returns {"loss": scalar} where labels are given (on stages before the last without a

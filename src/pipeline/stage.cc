@@ -83,22 +83,32 @@ void Stage::begin_step(const Step& step) {
 
 void Stage::begin_tied() {
   backwards_ = 0;
-  looked_up_.clear();
-  if (!tied_.defined() || !tied_.requires_grad()) return;
+  if (!tied_.defined() || !tied_.requires_grad() || !tied_summed_) return;  // else it goes on from an unreduced step
   tied_before_ = tied_.grad();
   tied_.mutable_grad() = at::Tensor();
+  tied_summed_ = false;
+  looked_up_.clear();
 }
 
 void Stage::send_head_gradient() {
-  if (!tied_.defined() || !tied_.requires_grad()) return;
+  if (!tied_.defined() || !tied_.requires_grad() || head_sent_) return;
   at::NoGradGuard no_grad;
   hold(options_.pipeline->send(gradient_or_zeros(tied_), 0, tag(Edge::kTied, 0)));
+  head_sent_ = true;
 }
 
 void Stage::post_head_gradient() {
-  if (!tied_.defined() || !tied_.requires_grad()) return;
+  if (!tied_.defined() || !tied_.requires_grad() || head_gradient_) return;
   at::NoGradGuard no_grad;
   head_gradient_ = options_.pipeline->receive(at::empty_like(tied_), stages() - 1, tag(Edge::kTied, 0));
+}
+
+// A step that isn't reduced: what it made stays as it is; one that made nothing leaves the earlier steps' sum in place.
+void Stage::leave_tied() {
+  if (!tied_.defined() || !tied_.requires_grad() || tied_summed_ || tied_.grad().defined()) return;
+  tied_.mutable_grad() = std::move(tied_before_);
+  tied_before_ = at::Tensor();
+  tied_summed_ = true;
 }
 
 void Stage::sum_tied() {
@@ -107,6 +117,7 @@ void Stage::sum_tied() {
   const auto numbers = tied_.options().dtype(at::kLong).requires_grad(false);
   at::Tensor sum;
   if (is_first()) {
+    post_head_gradient();
     sum = head_gradient_.wait();
     const at::Tensor ids = std::get<0>(at::_unique(at::cat(looked_up_).to(tied_.device())));
     const at::Tensor rows = gradient_or_zeros(tied_).index_select(0, ids);
@@ -117,6 +128,10 @@ void Stage::sum_tied() {
     sum.index_add_(0, ids, rows);
     for (Pending& pending : sent) pending.wait();
   } else {
+    send_head_gradient();
+    for (Pending& pending : outgoing_) pending.wait();  // it is about to change
+    outgoing_.clear();
+    head_sent_ = false;
     sum = gradient_or_zeros(tied_);
     const int64_t count = group.receive(at::empty({1}, numbers), 0, tag(Edge::kTiedRows, 0)).wait().item<int64_t>();
     const at::Tensor ids = group.receive(at::empty({count}, numbers), 0, tag(Edge::kTiedRows, 0)).wait();
@@ -128,6 +143,7 @@ void Stage::sum_tied() {
   if (tied_before_.defined()) sum = tied_before_.add_(sum);
   tied_.mutable_grad() = sum;
   tied_before_ = at::Tensor();
+  tied_summed_ = true;
 }
 
 void Stage::post_forward_receive(int microbatch, const Inputs& like) {
@@ -205,12 +221,13 @@ void Stage::backward(int microbatch, const at::Tensor& loss, double scale) {
     } else {
       Pending gradient = options_.pipeline->receive(at::empty(m.output.sizes(), activation_options(parameters_)),
                                                     options_.stage + 1, tag(Edge::kBackward, microbatch));
-      if (last_backward && is_first()) post_head_gradient();  // after the other, as they are sent in this order
+      if (last_backward && is_first() && step_.reduce)
+        post_head_gradient();  // after the other, as they are sent in this order
       torch::autograd::backward({m.output}, {gradient.wait().to(m.output.scalar_type())});
     }
     if (!is_first())
       hold(options_.pipeline->send(m.input.grad().contiguous(), options_.stage - 1, tag(Edge::kBackward, microbatch)));
-    if (last_backward && is_last() && !is_first()) send_head_gradient();
+    if (last_backward && is_last() && !is_first() && step_.reduce) send_head_gradient();
     // Where a function reads the logits after its backward, they are there as values.
     const at::Tensor kept = is_last() ? m.output.detach() : at::Tensor();
     m = {};
@@ -227,7 +244,7 @@ void Stage::finish_step(bool reduce) {
   for (Pending& pending : outgoing_) pending.wait();
   outgoing_.clear();
   microbatches_.clear();
-  if (!reduce) return;
+  if (!reduce) return leave_tied();
   at::NoGradGuard no_grad;
   sum_tied();
   if (options_.replicas && options_.replicas->size() > 1) reducer_.average(*options_.replicas);

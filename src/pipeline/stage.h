@@ -42,6 +42,7 @@ class Stage {
     bool training = true;  // 1F1B; false: forwards only
     bool dropout = false;
     uint64_t first_sample = 0;  // global number of this replica's first sample
+    bool reduce = true;         // whether finish_step is going to reduce: what can be sent early then is
   };
   void begin_step(const Step& step);
   // The scalar loss where there are labels: with a graph on the last stage, a plain value elsewhere. Undefined
@@ -92,6 +93,7 @@ class Stage {
   void send_head_gradient();
   void post_head_gradient();
   void sum_tied();
+  void leave_tied();
   // forward without waiting for another stage's loss: that is what it returns, empty where there is none to wait for.
   Pending start_forward(int microbatch, const Inputs& inputs);
 
@@ -102,8 +104,10 @@ class Stage {
   GradientReducer reducer_;
   at::Tensor tied_;                    // the tied embedding, where this stage is the first or the last of several
   at::Tensor tied_before_;             // its gradient of earlier steps, which is summed already
-  std::vector<at::Tensor> looked_up_;  // first stage: the step's input_ids
-  Pending head_gradient_;              // first stage: of the last one, under way
+  bool tied_summed_ = true;            // its gradient is all summed, or there is none
+  bool head_sent_ = false;             // last stage: its gradient is on its way
+  Pending head_gradient_;              // first stage: the same, coming
+  std::vector<at::Tensor> looked_up_;  // first stage: input_ids since the last sum
   int backwards_ = 0;                  // of this step so far
   Turns turns_;
   Step step_;

@@ -113,6 +113,48 @@ TEST(Layouts, AccumulateOverStepsTheSameWay) {
   }
 }
 
+// Steps that are reduced and steps that aren't, without clearing gradients: as one process adds them up.
+TEST(Stage, TiedGradientsOfUnreducedStepsAreSummedOnce) {
+  const FamilyModel model = family(kTinyGpt2);
+  const Tensors weights = initial_weights(model, at::kDouble);
+  const std::vector<Inputs> all = batch(2, 2, 16, 61, 5);
+  const auto train = [&](Stage& stage, int number, bool reduce) {
+    stage.begin_step({static_cast<uint64_t>(number), 2, true, false, 0, reduce});
+    std::vector<at::Tensor> losses(2);
+    for (const Task& task : one_forward_one_backward(stage.is_first() ? 0 : 1, stage.stages(), 2)) {
+      if (task.kind == Task::Kind::kForward)
+        losses[static_cast<size_t>(task.microbatch)] =
+            stage.forward(task.microbatch, all[static_cast<size_t>(task.microbatch)]);
+      else
+        stage.backward(task.microbatch, losses[static_cast<size_t>(task.microbatch)], 0.5);
+    }
+    stage.finish_step(reduce);
+  };
+  std::map<std::string, at::Tensor> expected;
+  std::mutex mutex;
+  for (const int stages : {1, 2}) {
+    const Partition partition = make_partition(model_costs(model, 0.5, 16).costs, stages);
+    ThreadWorld world = make_thread_world(stages);
+    run_ranks(stages, [&](int rank) {
+      const Tensors local = local_weights(model, weights, partition, rank);
+      StageOptions options{partition, rank, std::nullopt, std::nullopt, 11, 25};
+      if (stages > 1)
+        options.pipeline = Group(world.groups[static_cast<size_t>(rank)], "pipeline group", milliseconds(20000));
+      Stage stage(model, Parameters(model, local), std::move(options));
+      train(stage, 0, false);
+      train(stage, 1, true);
+      train(stage, 2, true);
+      train(stage, 3, false);
+      train(stage, 4, true);
+      std::lock_guard lock(mutex);
+      for (const auto& [name, tensor] : local) {
+        if (stages == 1) expected[name] = tensor.grad().clone();
+        EXPECT_TRUE(at::allclose(tensor.grad(), expected.at(name), 1e-9, 1e-12)) << name << " on stage " << rank;
+      }
+    });
+  }
+}
+
 TEST(Layouts, RepeatBitForBit) {
   const Outcome a = step_with(kTinyGpt2, {2, 2}, 4, true, at::kFloat, 3);
   const Outcome b = step_with(kTinyGpt2, {2, 2}, 4, true, at::kFloat, 3);

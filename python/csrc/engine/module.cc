@@ -106,11 +106,11 @@ void bind_stage(py::module_& m) {
            py::arg("seed") = 0, py::arg("bucket_cap_mb") = 25.0)
       .def(
           "begin_step",
-          [](Stage& self, uint64_t step, int microbatches, bool training, bool dropout, uint64_t samples) {
-            self.begin_step({step, microbatches, training, dropout, samples});
+          [](Stage& self, uint64_t step, int microbatches, bool training, bool dropout, uint64_t samples, bool reduce) {
+            self.begin_step({step, microbatches, training, dropout, samples, reduce});
           },
           py::arg("step"), py::arg("microbatches"), py::arg("training"), py::arg("dropout"), py::arg("samples") = 0,
-          Unlocked())
+          py::arg("reduce") = true, Unlocked())
       .def(
           "forward",
           [](Stage& self, int microbatch, const std::map<std::string, at::Tensor>& tensors) {

@@ -268,7 +268,8 @@ class DistributedModel(nn.Module):
             self.finish(False)
         self._backward_seen = False
         self.stage.begin_step(state.step_calls, microbatches, torch.is_grad_enabled(), self.module.training,
-                              state.group_rank("rdp") * rows)
+                              state.group_rank("rdp") * rows,
+                              (self._passes + 1) % self.backward_passes_per_step == 0)
         state.step_calls += 1
 
     def finish(self, in_step: bool) -> None:
