@@ -239,9 +239,8 @@ SaveResult save_partial(Storage& storage, Peers& peers, const SaveRequest& reque
   manifest.save_id = save_id;
   bool answered = false;  // all have stopped writing: the folder can be removed
   try {
-    manifest.files = files_of(each([&] {
-      return write_files(storage, request.files, folder, save_id, request.progress);
-    }));
+    manifest.files =
+        files_of(each([&] { return write_files(storage, request.files, folder, save_id, request.progress); }));
     answered = true;
     const std::vector<Value> committed = each([&]() -> Value {
       if (!first) return None{};

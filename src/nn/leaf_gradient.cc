@@ -7,8 +7,7 @@ namespace shardsmith {
 
 bool is_watched(const at::Tensor& weight) {
   if (!weight.is_leaf() || weight.retains_grad()) return true;
-  return !torch::autograd::impl::hooks(weight).empty() ||
-         torch::autograd::impl::post_acc_grad_hooks(weight) != nullptr;
+  return !torch::autograd::impl::hooks(weight).empty() || torch::autograd::impl::post_acc_grad_hooks(weight) != nullptr;
 }
 
 at::Tensor SpareTensor::take(const at::Tensor& weight) {

@@ -1,5 +1,5 @@
-#include "nn/embedding.h"
 #include "nn/transformer.h"
+#include "nn/embedding.h"
 
 #include <ATen/ATen.h>
 
