@@ -1,11 +1,11 @@
 #include "nn/transformer.h"
-#include "nn/embedding.h"
 
 #include <ATen/ATen.h>
 
 #include <cmath>
 
 #include "base/error.h"
+#include "nn/embedding.h"
 #include "nn/loss.h"
 
 namespace shardsmith {

