@@ -14,8 +14,19 @@ void run(std::string_view input) {
   if (!with_checksums) forget_checksums(bytes);
   files.add("f", std::move(bytes));
   const auto file = files.open_read("f");
+  // The directory alone, and each record found by itself.
+  ZipDirectory directory;
+  const bool listed = errors_only([&] { directory = read_zip_directory(*file); });
+  for (ZipRecord& record : directory.records) {
+    if (!errors_only([&] { locate_record(*file, directory, record); })) continue;
+    require(record.data <= file->size() && record.stored <= file->size() - record.data, "a record outside of its file");
+  }
   std::vector<ZipRecord> records;
   if (!errors_only([&] { records = read_zip(*file); })) return;
+  require(listed && directory.records.size() == records.size(), "two readings of one directory differ");
+  for (size_t i = 0; i < records.size(); ++i)
+    require(directory.records[i].name == records[i].name && directory.records[i].data == records[i].data,
+            "two readings of one directory differ");
   std::set<std::string> names;
   for (const ZipRecord& record : records) {
     require(names.insert(record.name).second, "a record's name stands twice");

@@ -71,7 +71,11 @@ std::string to_string(const Shape& shape) {
 std::string to_string(const Box& box) {
   std::string text = "[";
   for (size_t d = 0; d < box.offset.size(); ++d) {
-    text += str(d ? ", " : "", box.offset[d], ":", box.offset[d] + box.extent[d]);
+    const int64_t extent = d < box.extent.size() ? box.extent[d] : 0;
+    int64_t end = 0;  // a box that is shown may be one that is wrong
+    const bool overflow = __builtin_add_overflow(box.offset[d], extent, &end);
+    text += str(d ? ", " : "", box.offset[d], ":");
+    text += overflow ? str(box.offset[d], extent < 0 ? "" : "+", extent) : str(end);
   }
   return text + "]";
 }
