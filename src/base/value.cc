@@ -76,12 +76,50 @@ std::string joined(std::string_view parent, const std::string& element) {
   return parent.empty() ? element : std::string(parent) + "/" + element;
 }
 
+// What stands right below a value: item(value, position) of lists and the like, entry(key, value) of dicts.
+template <typename Item, typename Entry>
+void visit_children(Value& value, const Item& item, const Entry& entry) {
+  const auto all = [&](List& items) {
+    for (size_t i = 0; i < items.size(); ++i) item(items[i], static_cast<int64_t>(i));
+  };
+  if (List* list = value.get_if<List>()) all(*list);
+  if (Tuple* tuple = value.get_if<Tuple>()) all(tuple->items);
+  if (Set* set = value.get_if<Set>()) all(set->items);
+  if (Opaque* opaque = value.get_if<Opaque>()) all(opaque->state);
+  if (Dict* dict = value.get_if<Dict>()) {
+    for (auto& [key, below] : dict->items) entry(key, below);
+  }
+}
+
 }  // namespace
 
 bool operator==(const Value& a, const Value& b) {
   if (a.variant().index() != b.variant().index()) return false;
   return std::visit([&](const auto& left) { return equal(left, std::get<std::decay_t<decltype(left)>>(b.variant())); },
                     a.variant());
+}
+
+void for_each_tensor(Value& value, const std::function<void(TensorRef&)>& visit) {
+  if (TensorRef* reference = value.get_if<TensorRef>()) return visit(*reference);
+  visit_children(
+      value, [&](Value& item, int64_t) { for_each_tensor(item, visit); },
+      [&](Value& key, Value& item) {
+        for_each_tensor(key, visit);
+        for_each_tensor(item, visit);
+      });
+}
+
+void for_each_tensor(Value& value, const std::string& path,
+                     const std::function<void(TensorRef&, const std::string& path)>& visit) {
+  if (TensorRef* reference = value.get_if<TensorRef>()) return visit(*reference, path);
+  visit_children(
+      value, [&](Value& item, int64_t position) { for_each_tensor(item, path_join(path, position), visit); },
+      [&](Value& key, Value& item) {
+        for_each_tensor(key, path, visit);
+        const std::string* name = key.get_if<std::string>();
+        const int64_t* number = key.get_if<int64_t>();
+        for_each_tensor(item, number ? path_join(path, *number) : path_join(path, name ? *name : to_json(key)), visit);
+      });
 }
 
 std::string path_join(std::string_view parent, std::string_view element) { return joined(parent, escape(element)); }

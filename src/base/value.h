@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -86,6 +87,12 @@ class Value {
 };
 
 bool operator==(const Value& a, const Value& b);
+
+// Calls `visit` for every TensorRef in a value, in the order in which they stand, those in keys of dicts included; with
+// its flat path, counted from `path`, where that is asked for (a key has its dict's). `visit` may change the reference.
+void for_each_tensor(Value& value, const std::function<void(TensorRef&)>& visit);
+void for_each_tensor(Value& value, const std::string& path,
+                     const std::function<void(TensorRef&, const std::string& path)>& visit);
 
 // JSON text -> Value (objects become Dicts with string keys). `where` names the source in errors.
 // Throws kCorrupt with the place of the mistake. Depth is limited to 256.

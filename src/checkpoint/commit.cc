@@ -80,6 +80,10 @@ std::string temporary_folder(const std::string& path, const std::string& name, c
 
 std::string old_folder(const std::string& path, const std::string& name) { return join(path, "." + name + ".old"); }
 
+double seconds_now() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
 std::string make_save_id() {
   static std::atomic<uint64_t> counter{0};
   std::random_device device;

@@ -42,6 +42,7 @@ std::string temporary_folder(const std::string& path, const std::string& name, c
 std::string old_folder(const std::string& path, const std::string& name);
 // 16 hexadecimal digits, another one each time.
 std::string make_save_id();
+double seconds_now();  // since 1970: Manifest::time
 
 // What stands at a folder.
 enum class Completeness {

@@ -1,7 +1,5 @@
 #include "checkpoint/full.h"
 
-#include <chrono>
-
 #include "base/error.h"
 #include "checkpoint/commit.h"
 #include "checkpoint/load.h"
@@ -17,15 +15,14 @@ std::string companion(const std::string& kind, const std::string& path) {
 
 // One file's tensors and values under `kind`.
 void add(Index& whole, Index next, const std::string& kind) {
-  std::vector<size_t> numbers;
+  const size_t before = whole.tensors.size();  // no two files have a name in common
   for (TensorEntry& tensor : next.tensors) {
     tensor.name = kind + "/" + tensor.name;
     if (!tensor.alias_of.empty()) tensor.alias_of = kind + "/" + tensor.alias_of;
-    numbers.push_back(whole.tensors.size() + numbers.size());
   }
   Value value = std::move(next.values);
   whole.merge(std::move(next));
-  renumber_tensors(value, numbers);
+  for_each_tensor(value, [&](TensorRef& reference) { reference.index += before; });
   whole.values.set(kind, std::move(value));
 }
 
@@ -124,7 +121,7 @@ Index read_full(Storage& storage, const std::string& path, Manifest* manifest) {
 Manifest write_full(Storage& storage, const std::string& path, Manifest manifest, const FullContent& content,
                     const std::function<void()>& before_names) {
   manifest.save_id = make_save_id();
-  manifest.time = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+  manifest.time = seconds_now();
   manifest.files.clear();
   const std::string folder = temporary_folder(parent(path), base_name(path), manifest.save_id);
   storage.make_directory(folder);

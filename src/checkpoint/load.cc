@@ -90,20 +90,6 @@ void check_file(Storage& storage, const std::string& path, const ManifestFile& f
   check_digest(path, read_pt_record(storage, path).digest, file);
 }
 
-void renumber_tensors(Value& value, const std::vector<size_t>& numbers) {
-  const auto all = [&](List& items) {
-    for (Value& item : items) renumber_tensors(item, numbers);
-  };
-  if (TensorRef* ref = value.get_if<TensorRef>()) ref->index = numbers.at(ref->index);
-  if (List* list = value.get_if<List>()) all(*list);
-  if (Tuple* tuple = value.get_if<Tuple>()) all(tuple->items);
-  if (Set* set = value.get_if<Set>()) all(set->items);
-  if (Opaque* opaque = value.get_if<Opaque>()) all(opaque->state);
-  if (Dict* dict = value.get_if<Dict>()) {
-    for (auto& [key, item] : dict->items) renumber_tensors(item, numbers);
-  }
-}
-
 Index read_partial(Storage& storage, const std::string& folder, const Manifest& manifest) {
   Index whole;
   whole.format = "partial";
@@ -122,7 +108,7 @@ Index read_partial(Storage& storage, const std::string& folder, const Manifest& 
     std::vector<size_t> numbers;
     for (const std::string& name : names)
       numbers.push_back(static_cast<size_t>(whole.find(name) - whole.tensors.data()));
-    renumber_tensors(value, numbers);
+    for_each_tensor(value, [&](TensorRef& reference) { reference.index = numbers.at(reference.index); });
     add_value(whole.values, kind, std::move(value));
   }
   try {

@@ -44,9 +44,6 @@ Index read_partial(Storage& storage, const std::string& folder, const Manifest& 
 // Throws kCorrupt unless the file at `path` is the one that the manifest means: a plain file of its size and digest.
 void check_file(Storage& storage, const std::string& path, const ManifestFile& file);
 
-// TensorRef n of a file's values becomes numbers[n]: the place of that tensor among several files'.
-void renumber_tensors(Value& value, const std::vector<size_t>& numbers);
-
 // ManifestFile::tail of a file as it is now.
 std::string tail_digest(Storage& storage, const std::string& path);
 

@@ -170,10 +170,6 @@ void write_manifest(Storage& storage, const std::string& folder, const Manifest&
   storage.sync_directory(folder);
 }
 
-double seconds_now() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
-
 void set_back_newest(Storage& storage, const std::string& path, const std::string& before) noexcept {
   try {
     if (read_newest(storage, path) == before) return;

@@ -7,6 +7,7 @@
 #include <unordered_set>
 
 #include "base/error.h"
+#include "cli/values_stream.h"
 #include "cli/weights.h"
 
 namespace shardsmith::cli {
@@ -40,31 +41,10 @@ class Builder {
     return {content_.index.tensors.size() - 1};
   }
 
-  // The value with its tensors taken over. Where the source names them by path, those become `prefix` + path.
-  Value import(const Value& value, const std::string& path) {
-    if (const TensorRef* ref = value.get_if<TensorRef>()) return take(ref->index, path);
-    const auto all = [&](const List& items) {
-      List out;
-      for (size_t i = 0; i < items.size(); ++i)
-        out.push_back(import(items[i], path_join(path, static_cast<int64_t>(i))));
-      return out;
-    };
-    if (const List* list = value.get_if<List>()) return all(*list);
-    if (const Tuple* tuple = value.get_if<Tuple>()) return Tuple{all(tuple->items)};
-    if (const Set* set = value.get_if<Set>()) return Set{all(set->items)};
-    if (const Opaque* opaque = value.get_if<Opaque>()) return Opaque{opaque->class_name, all(opaque->state)};
-    if (const Dict* dict = value.get_if<Dict>()) {
-      Dict out;
-      for (const auto& [key, item] : dict->items) {
-        const std::string* name = key.get_if<std::string>();
-        const int64_t* number = key.get_if<int64_t>();
-        const std::string below = name     ? path_join(path, *name)
-                                  : number ? path_join(path, *number)
-                                           : path_join(path, to_json(key));
-        out.items.emplace_back(import(key, below), import(item, below));
-      }
-      return out;
-    }
+  // The value with its tensors taken over, each under `path` and its place below.
+  Value import(Value value, const std::string& path) {
+    for_each_tensor(value, path,
+                    [&](TensorRef& reference, const std::string& place) { reference = take(reference.index, place); });
     return value;
   }
 
@@ -86,14 +66,11 @@ class Builder {
 
  private:
   static size_t stored_in(const Index& index, size_t i) {
-    for (size_t hops = 0; !index.tensors[i].alias_of.empty(); ++hops) {
-      const TensorEntry* next = index.find(index.tensors[i].alias_of);
-      if (!next || hops > index.tensors.size())
-        fail(ErrorKind::kCorrupt, index.format, ": tensor '", index.tensors[i].name, "' is a second name of '",
-             index.tensors[i].alias_of, "', which is not there");
-      i = static_cast<size_t>(next - index.tensors.data());
-    }
-    return i;
+    const TensorEntry* stored = stored_entry(index, index.tensors[i]);
+    if (!stored)
+      fail(ErrorKind::kCorrupt, index.format, ": tensor '", index.tensors[i].name, "' is a second name of '",
+           index.tensors[i].alias_of, "', which is not there");
+    return static_cast<size_t>(stored - index.tensors.data());
   }
 
   TensorRef take(size_t i, const std::string& path) {

@@ -7,7 +7,9 @@
 #include "checkpoint/verify.h"
 #include "cli/output.h"
 #include "cli/signals.h"
+#include "cli/weights.h"
 #include "cli/writers.h"
+#include "family/infer.h"
 
 namespace shardsmith::cli {
 namespace {
@@ -25,16 +27,12 @@ constexpr Target kTargets[] = {
     {"full", write_full_target}, {"dcp", write_dcp_target},
 };
 
-bool floating(Dtype dtype) {
-  return dtype == Dtype::kF16 || dtype == Dtype::kBF16 || dtype == Dtype::kF32 || dtype == Dtype::kF64;
-}
-
 void mark_weights(const Value& value, const Content& content, Dtype to, std::vector<Dtype>& dtypes) {
   const auto all = [&](const List& items) {
     for (const Value& item : items) mark_weights(item, content, to, dtypes);
   };
   if (const TensorRef* ref = value.get_if<TensorRef>()) {
-    if (floating(content.index.tensors[ref->index].dtype)) dtypes[ref->index] = to;
+    if (is_castable(content.index.tensors[ref->index].dtype)) dtypes[ref->index] = to;
   }
   if (const List* list = value.get_if<List>()) all(*list);
   if (const Tuple* tuple = value.get_if<Tuple>()) all(tuple->items);
@@ -83,6 +81,10 @@ Inflated largest_inflated(const Index& index) {
 }
 
 }  // namespace
+
+bool is_castable(Dtype dtype) {
+  return dtype == Dtype::kF16 || dtype == Dtype::kBF16 || dtype == Dtype::kF32 || dtype == Dtype::kF64;
+}
 
 const std::vector<std::string>& writable_formats() {
   static const std::vector<std::string> formats = [] {
@@ -142,7 +144,8 @@ ConversionResult convert(Storage& storage, const Conversion& request) {
   for (const FileEntry& file : source.index.files) paths.push_back(absolute_path(file.path));
   check_apart(request.to, paths);
 
-  ContentOptions options{request.names, request.weights_only, request.config, request.include, request.exclude};
+  const Value config = request.family.empty() ? request.config : infer_config(request.family, weights_of(source).index);
+  ContentOptions options{request.names, request.weights_only, config, request.include, request.exclude};
   const Content content = content_of(storage, request.from, std::move(source), options);
   result.left_out = content.left_out;
   const std::vector<Dtype> dtypes = dtypes_of(content, request);

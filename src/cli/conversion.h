@@ -34,6 +34,7 @@ struct Conversion {
   std::vector<std::string> include, exclude;
   std::optional<uint64_t> max_shard_size;  // safetensors, hf
   Value config;                            // Hugging Face's, for sources that have none
+  std::string family;                      // likewise: to infer the config of (family/infer.h)
   // partial: 0 is the source's, or 1.
   int pp = 0, tp = 0, world_size = 0;
   std::string placement;
@@ -59,6 +60,9 @@ struct ConversionResult {
 // Throws kUnsupported that names the tensor which the target can't hold, kNoSpace where disk or memory won't do, and
 // what reading throws. Whatever goes wrong, nothing is left at `to` but what was there.
 ConversionResult convert(Storage& storage, const Conversion& request);
+
+// Whether --dtype is about weights of this type: those between which there are conversions (storage/convert.h).
+bool is_castable(Dtype dtype);
 
 // The words of formats that we write.
 const std::vector<std::string>& writable_formats();

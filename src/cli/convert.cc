@@ -12,8 +12,6 @@
 #include "cli/source.h"
 #include "cli/staged_output.h"
 #include "cli/verbs.h"
-#include "cli/weights.h"
-#include "family/infer.h"
 #include "format/detect.h"
 
 namespace shardsmith::cli {
@@ -126,9 +124,8 @@ class ConvertLine {
       const std::string given = given_path(words.config);
       const std::string path = storage.stat(given).is_directory ? join(given, "config.json") : given;
       request.config = parse_json(read_text(storage, path), path);
-    } else if (!words.family.empty()) {
-      request.config = infer_config(words.family, weights_of(open_source(storage, request.from)).index);
     }
+    request.family = words.family;
   }
 
   void print(const ConversionResult& result) const {

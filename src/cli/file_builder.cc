@@ -52,45 +52,22 @@ TensorRef FileBuilder::add(size_t tensor, const Box& box, const std::string& nam
   return ref;
 }
 
-Value FileBuilder::import(const Value& value) { return import(value, nullptr); }
-Value FileBuilder::import_listed(const Value& value, const std::string& path) { return import(value, &path); }
+Value FileBuilder::import(Value value) {
+  for_each_tensor(value, [&](TensorRef& reference) { reference = add(reference.index); });
+  return value;
+}
 
-Value FileBuilder::import(const Value& value, const std::string* path) {
-  if (const TensorRef* ref = value.get_if<TensorRef>()) {
-    const bool is_new = !whole_.count(ref->index);
-    const TensorRef out = add(ref->index);
-    if (path && is_new) {
-      PtTensor& tensor = tensors_[out.index];
-      tensor.name = *path;
-      tensor.global = feed_.content.index.tensors[ref->index].shape;
-      tensor.box = whole(tensor.global);
-    }
-    return out;
-  }
-  const auto below = [&](const Value& item, const auto& element) {
-    if (!path) return import(item, nullptr);
-    const std::string joined = path_join(*path, element);
-    return import(item, &joined);
-  };
-  const auto all = [&](const List& items) {
-    List out;
-    for (size_t i = 0; i < items.size(); ++i) out.push_back(below(items[i], static_cast<int64_t>(i)));
-    return out;
-  };
-  if (const List* list = value.get_if<List>()) return all(*list);
-  if (const Tuple* tuple = value.get_if<Tuple>()) return Tuple{all(tuple->items)};
-  if (const Set* set = value.get_if<Set>()) return Set{all(set->items)};
-  if (const Opaque* opaque = value.get_if<Opaque>()) return Opaque{opaque->class_name, all(opaque->state)};
-  if (const Dict* dict = value.get_if<Dict>()) {
-    Dict out;
-    for (const auto& [key, item] : dict->items) {
-      const std::string* name = key.get_if<std::string>();
-      const int64_t* number = key.get_if<int64_t>();
-      out.items.emplace_back(
-          key, number ? below(item, *number) : below(item, std::string_view(name ? *name : to_json(key))));
-    }
-    return out;
-  }
+Value FileBuilder::import_listed(Value value, const std::string& path) {
+  for_each_tensor(value, path, [&](TensorRef& reference, const std::string& place) {
+    const size_t tensor = reference.index;
+    const bool is_new = !whole_.count(tensor);
+    reference = add(tensor);
+    if (!is_new) return;
+    PtTensor& listed = tensors_[reference.index];
+    listed.name = place;
+    listed.global = feed_.content.index.tensors[tensor].shape;
+    listed.box = whole(listed.global);
+  });
   return value;
 }
 

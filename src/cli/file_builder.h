@@ -37,10 +37,10 @@ class FileBuilder {
   // A part of a tensor, under its name in the slice list.
   TensorRef add(size_t tensor, const Box& box, const std::string& name);
   // The value with all its tensors taken whole.
-  Value import(const Value& value);
+  Value import(Value value);
 
   // The same with each tensor in the slice list, under `path` and its place below.
-  Value import_listed(const Value& value, const std::string& path);
+  Value import_listed(Value value, const std::string& path);
 
   uint64_t bytes() const;
   // The file with `value` as its object. The builder must outlive the writing of it; one file of a Feed at a time.
@@ -48,7 +48,6 @@ class FileBuilder {
 
  private:
   TensorRef append(size_t tensor, const Box& box);
-  Value import(const Value& value, const std::string* path);
 
   Feed& feed_;
   bool packed_;

@@ -73,7 +73,9 @@ TensorStream::TensorStream(const std::vector<FileEntry>& files, std::vector<Stre
       memory_(memory),
       storage_(storage),
       ledger_(ledger),
-      check_stop_(std::move(check_stop)) {}
+      check_stop_(std::move(check_stop)) {
+  for (const StreamTensor& tensor : tensors_) turned_.push_back(is_turned(tensor));
+}
 
 TensorStream::~TensorStream() {
   for (Ahead& ahead : ahead_) ahead.loaded.wait();  // they write into memory that isn't ours
@@ -147,10 +149,10 @@ TensorStream::Window TensorStream::lay_out(Place& place, size_t memory) const {
     const int64_t size = size_of(wanted.dtype), left = elements_of(wanted) - place.element;
     if (left <= 0) continue;
     used = (used + 63) / 64 * 64;
-    const uint64_t limit = is_turned(wanted) ? size_of_window : std::min(size_of_window, kUsualWindow);
+    const uint64_t limit = turned_[place.tensor] ? size_of_window : std::min(size_of_window, kUsualWindow);
     const int64_t room = used < limit ? static_cast<int64_t>(limit - used) / size : 0;
     const int64_t count = std::min(left, room);
-    if (count == 0 || (count < left && used > 0 && is_turned(wanted))) break;
+    if (count == 0 || (count < left && used > 0 && turned_[place.tensor])) break;
     const uint64_t begin = static_cast<uint64_t>(place.element * size), length = static_cast<uint64_t>(count * size);
     window.pieces.push_back({place.tensor, begin, begin + length, used});
     used += length;

@@ -86,6 +86,7 @@ class TensorStream {
 
   const std::vector<FileEntry>& files_;
   std::vector<StreamTensor> tensors_;
+  std::vector<bool> turned_;  // of each: asked for in another order than it lies in
   StreamMemory& memory_;
   Storage& storage_;
   BlockLedger* ledger_;

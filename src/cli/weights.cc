@@ -3,6 +3,7 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "cli/values_stream.h"
 
 namespace shardsmith::cli {
 namespace {
@@ -42,10 +43,7 @@ Index model_part(const Index& all) {
       tensor.alias_of.erase(0, kModel.size());
     } else if (!tensor.alias_of.empty()) {
       // A second name of something outside: its elements are taken over.
-      const TensorEntry* stored = all.find(tensor.alias_of);
-      for (size_t hops = 0; stored && !stored->alias_of.empty() && hops < 8; ++hops)
-        stored = all.find(stored->alias_of);
-      if (stored) tensor.slices = stored->slices;
+      if (const TensorEntry* stored = stored_entry(all, tensor)) tensor.slices = stored->slices;
       tensor.alias_of.clear();
     }
     part.tensors.push_back(std::move(tensor));

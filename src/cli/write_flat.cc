@@ -16,10 +16,6 @@ namespace {
 
 constexpr uint64_t kShardSize = 5'000'000'000;  // transformers' own default
 
-bool floating(Dtype dtype) {
-  return dtype == Dtype::kF16 || dtype == Dtype::kBF16 || dtype == Dtype::kF32 || dtype == Dtype::kF64;
-}
-
 struct Named {
   std::string name;
   StreamTensor tensor;
@@ -153,7 +149,7 @@ Value config_for(Value config, const std::vector<Shard>& shards) {
   bool mixed = false;
   for (const Shard& shard : shards) {
     for (const Named& named : shard) {
-      if (!floating(named.tensor.dtype)) continue;
+      if (!is_castable(named.tensor.dtype)) continue;
       mixed = mixed || (common && *common != named.tensor.dtype);
       common = named.tensor.dtype;
     }

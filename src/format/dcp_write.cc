@@ -170,8 +170,7 @@ class Writer {
   size_t other_item(const Value& value) {
     Value copy = value;
     std::vector<size_t> numbers;
-    std::map<size_t, size_t> local;
-    renumber(copy, numbers, local);
+    renumber(copy, numbers);
     if (numbers.empty()) {
       add_item(copy, numbers, true);
       return items_.size() - 1;
@@ -187,29 +186,14 @@ class Writer {
     return items_.size() - 1;
   }
 
-  void renumber(Value& value, std::vector<size_t>& numbers, std::map<size_t, size_t>& local) {
-    const auto each = [&](List& items) {
-      for (Value& item : items) renumber(item, numbers, local);
-    };
-    if (TensorRef* reference = value.get_if<TensorRef>()) {
-      tensor(reference->index);
-      const auto [known, is_new] = local.emplace(reference->index, numbers.size());
-      if (is_new) numbers.push_back(reference->index);
-      reference->index = known->second;
-    } else if (List* list = value.get_if<List>()) {
-      each(*list);
-    } else if (Tuple* tuple = value.get_if<Tuple>()) {
-      each(tuple->items);
-    } else if (Set* set = value.get_if<Set>()) {
-      each(set->items);
-    } else if (Opaque* object = value.get_if<Opaque>()) {
-      each(object->state);
-    } else if (Dict* dict = value.get_if<Dict>()) {
-      for (auto& [key, item] : dict->items) {
-        renumber(key, numbers, local);
-        renumber(item, numbers, local);
-      }
-    }
+  void renumber(Value& value, std::vector<size_t>& numbers) {
+    std::map<size_t, size_t> local;
+    for_each_tensor(value, [&](TensorRef& reference) {
+      tensor(reference.index);
+      const auto [known, is_new] = local.emplace(reference.index, numbers.size());
+      if (is_new) numbers.push_back(reference.index);
+      reference.index = known->second;
+    });
   }
 
   // An archive of `value`, whose TensorRefs count in `numbers`. Each tensor gets a packed storage of its own.

@@ -54,6 +54,23 @@ const Row& row(Dtype dtype) { return kRows[static_cast<size_t>(dtype)]; }
 
 int64_t size_of(Dtype dtype) { return row(dtype).size; }
 
+bool is_floating(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kF8E5M2:
+    case Dtype::kF8E4M3:
+    case Dtype::kF8E8M0:
+    case Dtype::kF8E4M3Fnuz:
+    case Dtype::kF8E5M2Fnuz:
+    case Dtype::kF16:
+    case Dtype::kBF16:
+    case Dtype::kF32:
+    case Dtype::kF64:
+      return true;
+    default:
+      return false;
+  }
+}
+
 std::string_view to_string(Dtype dtype) { return row(dtype).torch; }
 
 std::optional<Dtype> dtype_from_torch(std::string_view name) {

@@ -36,6 +36,7 @@ enum class Dtype : uint8_t {
 
 // Bytes of one element.
 int64_t size_of(Dtype dtype);
+bool is_floating(Dtype dtype);  // of any width, float8_e4m3fn among them
 // "float32", "bfloat16", "float8_e4m3fn", "complex64", ...: torch's word.
 std::string_view to_string(Dtype dtype);
 std::optional<Dtype> dtype_from_torch(std::string_view name);

@@ -14,23 +14,6 @@
 namespace shardsmith {
 namespace {
 
-bool is_floating(Dtype dtype) {
-  switch (dtype) {
-    case Dtype::kF8E5M2:
-    case Dtype::kF8E4M3:
-    case Dtype::kF8E8M0:
-    case Dtype::kF8E4M3Fnuz:
-    case Dtype::kF8E5M2Fnuz:
-    case Dtype::kF16:
-    case Dtype::kBF16:
-    case Dtype::kF32:
-    case Dtype::kF64:
-      return true;
-    default:
-      return false;
-  }
-}
-
 class Planner {
  public:
   Planner(const Index& index, const PlanOptions& options)

@@ -111,22 +111,7 @@ std::string float_text(Dtype dtype, const std::byte* element) {
 
 bool is_complex(Dtype dtype) { return dtype == Dtype::kC32 || dtype == Dtype::kC64 || dtype == Dtype::kC128; }
 
-bool has_specials(Dtype dtype) {
-  switch (dtype) {
-    case Dtype::kF8E5M2:
-    case Dtype::kF8E4M3:
-    case Dtype::kF8E8M0:
-    case Dtype::kF8E4M3Fnuz:
-    case Dtype::kF8E5M2Fnuz:
-    case Dtype::kF16:
-    case Dtype::kBF16:
-    case Dtype::kF32:
-    case Dtype::kF64:
-      return true;
-    default:
-      return is_complex(dtype);
-  }
-}
+bool has_specials(Dtype dtype) { return is_floating(dtype) || is_complex(dtype); }
 
 bool is_wide_integer(Dtype dtype) { return dtype == Dtype::kI64 || dtype == Dtype::kU64; }
 

