@@ -172,9 +172,9 @@ inline std::vector<std::string> leftovers(Storage& storage, const std::string& p
 }
 
 // A folder of this test's own, in memory where the machine has a file system there; removed at the end.
-class TestFolder {
+class QuickFolder {
  public:
-  TestFolder() {
+  QuickFolder() {
     namespace fs = std::filesystem;
     std::error_code none;
     const fs::path base = fs::is_directory("/dev/shm", none) ? "/dev/shm" : fs::temp_directory_path();
@@ -182,11 +182,11 @@ class TestFolder {
     if (!::mkdtemp(pattern.data())) throw std::runtime_error("no temporary folder");
     path_ = pattern;
   }
-  ~TestFolder() {
+  ~QuickFolder() {
     std::error_code none;
     std::filesystem::remove_all(path_, none);
   }
-  TestFolder(const TestFolder&) = delete;
+  QuickFolder(const QuickFolder&) = delete;
   const std::string& path() const { return path_; }
 
  private:

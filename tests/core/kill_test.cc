@@ -102,7 +102,7 @@ std::vector<Scenario> scenarios(int ranks) {
   };
 }
 
-std::string folder_of(const TestFolder& folder) { return join(folder.path(), "out"); }
+std::string folder_of(const QuickFolder& folder) { return join(folder.path(), "out"); }
 
 void prepare(Storage& storage, const Scenario& scenario, const std::string& path) {
   for (const TestState& state : scenario.before) ASSERT_TRUE(save(storage, state, path).succeeded());
@@ -168,7 +168,7 @@ class Prepared {
   }
 
  private:
-  TestFolder folder_;
+  QuickFolder folder_;
 };
 
 // Runs `work` in a child process; its exit code.
@@ -184,7 +184,7 @@ int in_child(const std::function<void()>& work) {
 }
 
 std::vector<std::string> calls_of(const Scenario& scenario) {
-  TestFolder folder;
+  QuickFolder folder;
   prepare(files(), scenario, folder_of(folder));
   FaultyStorage counting(files());
   EXPECT_TRUE(save_on(counting, scenario, folder_of(folder)).succeeded());
@@ -203,7 +203,7 @@ TEST(Kill, AtEveryCallOfASaveWithRanksAsThreads) {
           // (With two ranks the order of calls may be another one this time; then this is one more plain kill.)
           if (kind == Fault::Kind::kKillHalf && log[static_cast<size_t>(at)] != "write") continue;
           SCOPED_TRACE(str(scenario.name, ", ", ranks, " ranks, killed at ", at, " ", log[static_cast<size_t>(at)]));
-          TestFolder folder;
+          QuickFolder folder;
           prepared.copy_to(folder_of(folder));
           const int code = in_child([&] {
             FaultyStorage faulty(files(), {kind, at});
@@ -229,7 +229,7 @@ TEST(Kill, AtEveryCallOfEitherOfTwoProcesses) {
     for (int victim : {0, 1}) {
       for (int64_t at = 0;; ++at) {
         SCOPED_TRACE(str(scenario.name, ", rank ", victim, " killed at ", at));
-        TestFolder folder;
+        QuickFolder folder;
         const std::string path = folder_of(folder);
         prepared.copy_to(path);
         int sockets[2];
@@ -319,7 +319,7 @@ TEST(Kill, EveryCallMayFail) {
           // Where no call is an fsync, it is the next fsync that fails: tried already.
           if (kind == Fault::Kind::kSyncFails && !log[static_cast<size_t>(at)].starts_with("sync")) continue;
           SCOPED_TRACE(str(scenario.name, ", ", ranks, " ranks, fault ", static_cast<int>(kind), " at ", at));
-          TestFolder folder;
+          QuickFolder folder;
           const std::string path = folder_of(folder);
           prepared.copy_to(path);
           FaultyStorage faulty(files(), {kind, at});

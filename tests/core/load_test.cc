@@ -160,7 +160,7 @@ TEST(Verify, EveryFlippedByteOfATensorIsFoundAndNamed) {
 }
 
 TEST(Verify, DamagedNeighboursAreOneLineAndProgressCountsBytes) {
-  TestFolder folder;
+  QuickFolder folder;
   TestState state{"a", 1, 1};
   state.shape = {1200, 1001};  // five blocks
   Storage& storage = local_storage();

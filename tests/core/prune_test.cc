@@ -21,7 +21,7 @@ std::vector<std::string> complete_in(const std::string& path) {
   return names;
 }
 
-std::string three_checkpoints(const TestFolder& folder, const std::string& name) {
+std::string three_checkpoints(const QuickFolder& folder, const std::string& name) {
   const std::string path = folder.path() + "/" + name;
   for (const auto& [tag, step] : {std::pair("a", 1), {"b", 2}, {"c", 3}}) {
     EXPECT_TRUE(save(local_storage(), TestState{.tag = tag, .step = step}, path).succeeded());
@@ -30,7 +30,7 @@ std::string three_checkpoints(const TestFolder& folder, const std::string& name)
 }
 
 TEST(RemoveCheckpoints, NamedOnesGoAndTheOthersStay) {
-  const TestFolder folder;
+  const QuickFolder folder;
   const std::string path = three_checkpoints(folder, "out");
   remove_checkpoints(local_storage(), path, {"a_partial", "b_partial"});
   EXPECT_THAT(complete_in(path), ElementsAre("c_partial"));
@@ -38,7 +38,7 @@ TEST(RemoveCheckpoints, NamedOnesGoAndTheOthersStay) {
 }
 
 TEST(RemoveCheckpoints, AnErrorAtAnyCallLeavesEachWholeOrNameless) {
-  const TestFolder folder;
+  const QuickFolder folder;
   for (int64_t at = 0;; ++at) {
     const std::string path = three_checkpoints(folder, "out" + std::to_string(at));
     FaultyStorage faulty(local_storage(), {Fault::Kind::kIoError, at});
@@ -63,7 +63,7 @@ TEST(RemoveCheckpoints, AnErrorAtAnyCallLeavesEachWholeOrNameless) {
 }
 
 TEST(RemoveCheckpoints, AProcessThatDiesAtAnyCallLeavesEachWholeOrNameless) {
-  const TestFolder folder;
+  const QuickFolder folder;
   for (int64_t at = 0;; ++at) {
     const std::string path = three_checkpoints(folder, "out" + std::to_string(at));
     const pid_t child = ::fork();

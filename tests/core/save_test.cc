@@ -169,7 +169,7 @@ TEST(Save, TheSameTagAgainReplacesIt) {
 }
 
 TEST(Save, OnRealFilesTensorsOfSeveralBlocksComeBack) {
-  TestFolder folder;
+  QuickFolder folder;
   TestState state{"big", 3, 2};
   state.shape = {700, 1001};  // 2.8 MB
   ASSERT_TRUE(save(local_storage(), state, folder.path()).succeeded());
