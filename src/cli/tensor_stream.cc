@@ -120,6 +120,7 @@ void TensorStream::advance(Place place) {
     next_ = place;
   }
   read_ahead();
+  ahead_.front().loaded.wait();  // its thread reads the window's list: only now may that move
   Ahead next = std::move(ahead_.front());
   ahead_.pop_front();
   next.loaded.get();

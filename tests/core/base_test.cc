@@ -173,9 +173,9 @@ TEST(ThreadPeers, ExchangeInRankOrder) {
 TEST(ThreadPeers, ALateRankIsNamedInTime) {
   auto peers = make_thread_peers(3);
   std::thread second([&] {
-    EXPECT_EQ(error_of([&] { peers[1]->exchange("b", std::chrono::milliseconds(60)); }).kind(), ErrorKind::kTimeout);
+    EXPECT_EQ(error_of([&] { peers[1]->exchange("b", std::chrono::milliseconds(500)); }).kind(), ErrorKind::kTimeout);
   });
-  const Error e = error_of([&] { peers[0]->exchange("a", std::chrono::milliseconds(60)); });
+  const Error e = error_of([&] { peers[0]->exchange("a", std::chrono::milliseconds(500)); });
   second.join();
   EXPECT_EQ(e.kind(), ErrorKind::kTimeout);
   EXPECT_THAT(e.what(), HasSubstr("rank 2"));
