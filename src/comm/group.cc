@@ -24,6 +24,7 @@ auto named(const std::string& what, const F& call) {
 at::Tensor Pending::wait() {
   const c10::intrusive_ptr<c10d::Work> work = std::move(work_);
   if (work) named(what_, [&] { return work->wait(timeout_); });
+  input_ = at::Tensor();
   return std::move(tensor_);
 }
 
@@ -32,11 +33,12 @@ Group::Group(c10::intrusive_ptr<c10d::ProcessGroup> group, std::string name, std
 
 int Group::rank() const { return group_->getRank(); }
 int Group::size() const { return group_->getSize(); }
+c10d::Backend& Group::backend_of(const at::Tensor& tensor) const { return *group_->getBackend(tensor.device().type()); }
 
 template <typename F>
 Pending Group::issue(const std::string& what, const at::Tensor& tensor, const F& start) {
   std::vector<at::Tensor> tensors{tensor};
-  const auto work = named(what, [&] { return start(*group_->getBackend(tensor.device().type()), tensors); });
+  const auto work = named(what, [&] { return start(backend_of(tensor), tensors); });
   return Pending(work, tensor, what, timeout_);
 }
 
@@ -58,6 +60,29 @@ Pending Group::all_reduce_sum(at::Tensor tensor) {
   return issue(str("summing over the ", name_), tensor, [&](c10d::Backend& backend, std::vector<at::Tensor>& tensors) {
     return backend.allreduce(tensors, options);
   });
+}
+
+Pending Group::all_gather(const at::Tensor& tensor) {
+  std::vector<int64_t> shape = tensor.sizes().vec();
+  shape.insert(shape.begin(), size());
+  at::Tensor all = at::empty(shape, tensor.options());
+  at::Tensor own = tensor.contiguous();
+  c10d::AllgatherOptions options;
+  options.timeout = timeout_;
+  const std::string what = str("gathering over the ", name_);
+  auto work = named(what, [&] { return backend_of(tensor)._allgather_base(all, own, options); });
+  return Pending(std::move(work), all, own, what, timeout_);
+}
+
+Pending Group::reduce_scatter_sum(const at::Tensor& tensor) {
+  at::Tensor parts = tensor.contiguous();
+  at::Tensor own = at::empty(tensor.sizes().slice(1), tensor.options());
+  c10d::ReduceScatterOptions options;
+  options.reduceOp = c10d::ReduceOp::SUM;
+  options.timeout = timeout_;
+  const std::string what = str("summing over the ", name_);
+  auto work = named(what, [&] { return backend_of(tensor)._reduce_scatter_base(own, parts, options); });
+  return Pending(std::move(work), own, parts, what, timeout_);
 }
 
 Pending Group::broadcast(at::Tensor tensor, int root) {

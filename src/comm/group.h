@@ -17,13 +17,19 @@ class Pending {
   Pending() = default;
   Pending(c10::intrusive_ptr<c10d::Work> work, at::Tensor tensor, std::string what, std::chrono::milliseconds timeout)
       : work_(std::move(work)), tensor_(std::move(tensor)), what_(std::move(what)), timeout_(timeout) {}
+  // `input` is kept until the wait, too.
+  Pending(c10::intrusive_ptr<c10d::Work> work, at::Tensor tensor, at::Tensor input, std::string what,
+          std::chrono::milliseconds timeout)
+      : Pending(std::move(work), std::move(tensor), std::move(what), timeout) {
+    input_ = std::move(input);
+  }
   explicit operator bool() const { return work_ != nullptr; }
   // Throws Error(kPeer) that says what was being waited for.
   at::Tensor wait();
 
  private:
   c10::intrusive_ptr<c10d::Work> work_;
-  at::Tensor tensor_;
+  at::Tensor tensor_, input_;
   std::string what_;
   std::chrono::milliseconds timeout_{0};
 };
@@ -39,9 +45,14 @@ class Group {
   Pending send(const at::Tensor& tensor, int to, int tag);
   Pending receive(at::Tensor tensor, int from, int tag);
   Pending all_reduce_sum(at::Tensor tensor);
+  // Every rank's `tensor` (of one shape): [size, ...], by rank.
+  Pending all_gather(const at::Tensor& tensor);
+  // `tensor` [size, ...]: the sum over the ranks of its element `rank`.
+  Pending reduce_scatter_sum(const at::Tensor& tensor);
   Pending broadcast(at::Tensor tensor, int root);
 
  private:
+  c10d::Backend& backend_of(const at::Tensor& tensor) const;
   template <typename F>
   Pending issue(const std::string& what, const at::Tensor& tensor, const F& start);
 

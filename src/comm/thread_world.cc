@@ -74,6 +74,33 @@ class ThreadBackend final : public c10d::Backend {
       rendezvous_->collective(rank_, bytes_of(tensor), spread, deadline);
     });
   }
+  c10::intrusive_ptr<c10d::Work> _allgather_base(at::Tensor& output, at::Tensor& input,
+                                                 const c10d::AllgatherOptions&) override {
+    const auto size = static_cast<size_t>(input.nbytes());
+    return c10::make_intrusive<ThreadWork>([this, output, input, size](auto deadline) {
+      at::NoGradGuard no_grad;
+      output.select(0, rank_).copy_(input);
+      const auto spread = [&](std::vector<std::span<std::byte>>& all) {
+        for (size_t r = 0; r < all.size(); ++r) {
+          const std::span<std::byte> own = all[r].subspan(r * size, size);
+          for (size_t to = 0; to < all.size(); ++to)
+            if (to != r) std::copy(own.begin(), own.end(), all[to].begin() + static_cast<std::ptrdiff_t>(r * size));
+        }
+      };
+      rendezvous_->collective(rank_, bytes_of(output), spread, deadline);
+    });
+  }
+  c10::intrusive_ptr<c10d::Work> _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                                      const c10d::ReduceScatterOptions& options) override {
+    TORCH_CHECK(options.reduceOp == c10d::ReduceOp::SUM, "thread ranks sum only");
+    return c10::make_intrusive<ThreadWork>([this, output, input](auto deadline) {
+      at::NoGradGuard no_grad;
+      const at::Tensor parts = input.clone();
+      rendezvous_->collective(
+          rank_, bytes_of(parts), [&](auto& all) { sum(parts, all); }, deadline);
+      output.copy_(parts.select(0, rank_));
+    });
+  }
 
  private:
   std::shared_ptr<Rendezvous> rendezvous_;

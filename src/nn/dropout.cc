@@ -24,15 +24,16 @@ uint64_t key_of(uint64_t site, const DropoutContext& c) {
 // An element is kept where the top 24 bits of mix(row_key + element * golden) are below this.
 uint32_t threshold(double p) { return static_cast<uint32_t>(std::lround((1.0 - p) * (1 << 24))); }
 
-at::Tensor cpu_mask(const at::Tensor& x, uint64_t key, uint32_t keep, uint64_t first_sample, float scale) {
+at::Tensor cpu_mask(const at::Tensor& x, uint64_t key, uint32_t keep, float scale, const DropoutContext& context,
+                    uint64_t first_element) {
   at::Tensor mask = at::empty(x.sizes(), x.options().dtype(at::kFloat));
   const int64_t rows = x.size(0);
   const int64_t row = rows ? x.numel() / rows : 0;
   float* out = mask.data_ptr<float>();
   at::parallel_for(0, x.numel(), 1 << 14, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      const uint64_t row_key = mix(key ^ (first_sample + static_cast<uint64_t>(i / row)));
-      const uint64_t h = mix(row_key + static_cast<uint64_t>(i % row) * kGolden);
+      const uint64_t row_key = mix(key ^ context.sample(static_cast<uint64_t>(i / row)));
+      const uint64_t h = mix(row_key + (first_element + static_cast<uint64_t>(i % row)) * kGolden);
       out[i] = (h >> 40) < keep ? scale : 0.0f;
     }
   });
@@ -48,26 +49,30 @@ at::Tensor mix(at::Tensor z) {
   z = at::bitwise_xor(z, shift(z, 27)).mul(static_cast<int64_t>(0x94d049bb133111ebULL));
   return at::bitwise_xor(z, shift(z, 31));
 }
-at::Tensor device_mask(const at::Tensor& x, uint64_t key, uint32_t keep, uint64_t first_sample, float scale) {
+at::Tensor device_mask(const at::Tensor& x, uint64_t key, uint32_t keep, float scale, const DropoutContext& context,
+                       uint64_t first_element) {
   const int64_t rows = x.size(0);
   const int64_t row = rows ? x.numel() / rows : 0;
   const auto options = x.options().dtype(at::kLong);
-  const at::Tensor samples = at::arange(rows, options).add(static_cast<int64_t>(first_sample));
+  std::vector<int64_t> numbers;
+  for (int64_t b = 0; b < rows; ++b) numbers.push_back(static_cast<int64_t>(context.sample(static_cast<uint64_t>(b))));
+  const at::Tensor samples = at::tensor(numbers, at::kLong).to(x.device());
   const at::Tensor row_key = mix(at::bitwise_xor(samples, at::Scalar(static_cast<int64_t>(key)))).unsqueeze(1);
-  const at::Tensor element = at::arange(row, options).mul(static_cast<int64_t>(kGolden)).unsqueeze(0);
+  const auto first = static_cast<int64_t>(first_element);
+  const at::Tensor element = at::arange(first, first + row, options).mul(static_cast<int64_t>(kGolden)).unsqueeze(0);
   const at::Tensor kept = shift(mix(row_key + element), 40).lt(static_cast<int64_t>(keep));
   return kept.to(at::kFloat).mul(scale).view(x.sizes());
 }
 
 }  // namespace
 
-at::Tensor dropout(const at::Tensor& x, double p, uint64_t site, const DropoutContext& context) {
-  if (!context.active || p <= 0) return x;
+at::Tensor dropout(const at::Tensor& x, double p, uint64_t site, const DropoutContext& context,
+                   uint64_t first_element) {
+  if (!context.active || p <= 0 || x.numel() == 0) return x;
   const uint64_t key = key_of(site, context);
   const float scale = static_cast<float>(1.0 / (1.0 - p));
-  const at::Tensor mask = x.device().is_cpu() ? cpu_mask(x, key, threshold(p), context.first_sample, scale)
-                                              : device_mask(x, key, threshold(p), context.first_sample, scale);
-  return x * mask.to(x.scalar_type());
+  const auto make_mask = x.device().is_cpu() ? cpu_mask : device_mask;
+  return x * make_mask(x, key, threshold(p), scale, context, first_element).to(x.scalar_type());
 }
 
 }  // namespace shardsmith

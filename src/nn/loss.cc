@@ -20,31 +20,87 @@ at::ScalarType product_dtype(const at::Tensor& x) {
   return at::autocast::is_autocast_enabled(device) ? at::autocast::get_autocast_dtype(device) : x.scalar_type();
 }
 
+// What the function needs besides tensors.
+struct Call {
+  LossOptions options;
+  at::ScalarType product = at::kFloat;
+  bool graph = false;  // somebody may ask for gradients; inside a custom function the grad mode is off
+  bool is_split() const { return options.ranks && options.ranks->size() > 1; }
+};
+
+// One chunk's rows: their losses, and in place of the logits the gradient of each row's loss by its logits.
+// logits [n, own], to be taken as `wide`; rows of the head that the labels [n] name count from 0 at this rank's first
+// one.
+at::Tensor softmax_loss(at::Tensor& logits, const at::Tensor& labels, at::ScalarType wide, const Call& call,
+                        bool want_gradient) {
+  const at::Tensor y = labels.unsqueeze(1);
+  const auto minus_one = [](const at::Tensor& like) { return at::full({1, 1}, -1.0, like.options()); };
+  if (!call.is_split()) {
+    at::Tensor log_p = at::log_softmax(logits, 1, wide);
+    const at::Tensor losses = log_p.gather(1, y).neg_();
+    if (want_gradient) {
+      logits = log_p.exp_();
+      logits.scatter_add_(1, y, minus_one(logits).expand(y.sizes()));
+    }
+    return losses.squeeze(1);
+  }
+  // Each rank's maximum, sum of exponentials above it, and the label's logit where it has it: one exchange.
+  logits = logits.to(wide);
+  const int64_t own = logits.size(1);
+  const at::Tensor here = at::logical_and(y.ge(0), y.lt(own));
+  const at::Tensor local = y.masked_fill(at::logical_not(here), 0);
+  at::Tensor facts = at::zeros({3, logits.size(0)}, logits.options());
+  if (own > 0) {
+    facts[0].copy_(logits.amax(1));
+    facts[2].copy_(logits.gather(1, local).masked_fill_(at::logical_not(here), 0).squeeze(1));
+    logits.sub_(facts[0].unsqueeze(1)).exp_();
+    facts[1].copy_(logits.sum(1));
+  } else {
+    facts[0].fill_(-std::numeric_limits<double>::infinity());
+  }
+  const at::Tensor all = call.options.ranks->all_gather(facts);  // [size, 3, n]
+  const at::Tensor maxima = all.select(1, 0), maximum = maxima.amax(0);
+  const at::Tensor total = (all.select(1, 1) * (maxima - maximum).exp()).sum(0);
+  if (want_gradient && own > 0) {
+    logits.mul_(((facts[0] - maximum).exp() / total).unsqueeze(1));
+    logits.scatter_add_(1, local, minus_one(logits).expand(y.sizes()).masked_fill(at::logical_not(here), 0));
+  }
+  return total.log() + maximum - all.select(1, 2).sum(0);
+}
+
 struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
-  // x [N, H], weight [V, H], labels [N], all counted. `graph`: somebody may ask for gradients (inside a custom function
-  // the grad mode is off, so that the caller has to say).
+  // x [N, H], weight [own, H], bias [own] or undefined, labels [N] that all count; part [N]: which mean a row is in;
+  // share [N]: 1 / rows of that mean. Returns [parts].
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
-                            const at::Tensor& labels, int64_t chunk, at::ScalarType product, bool graph,
-                            SpareTensor* spare) {
+                            const std::optional<at::Tensor>& given_bias, const at::Tensor& labels,
+                            const at::Tensor& part, const at::Tensor& share, const Call& call) {
     c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-    const int64_t rows = x.size(0);
-    const bool want_x = graph && x.requires_grad(), want_weight = graph && weight.requires_grad();
+    SpareTensor* spare = call.options.spare;
+    const at::Tensor bias = given_bias.value_or(at::Tensor());
+    const at::ScalarType product = call.product;
+    const int64_t rows = x.size(0), chunk = call.options.chunk;
+    const bool want_x = call.graph && x.requires_grad(), want_weight = call.graph && weight.requires_grad();
+    const bool want_bias = call.graph && bias.defined() && bias.requires_grad();
+    const bool want_any = want_x || want_weight || want_bias;
     const at::ScalarType wide = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
     const at::Tensor xp = x.to(product), wp = weight.to(product);
-    at::Tensor loss = at::zeros({}, x.options().dtype(wide));
+    at::Tensor loss = at::zeros({call.options.parts}, x.options().dtype(wide));
     at::Tensor grad_x = want_x ? at::empty_like(xp) : at::Tensor();
     const bool direct = want_weight && spare && !is_watched(weight);
-    at::Tensor grad_weight;
+    at::Tensor grad_weight, grad_bias;
     if (want_weight) grad_weight = direct ? spare->take(weight) : at::empty(weight.sizes(), weight.options());
+    if (want_bias) grad_bias = at::zeros(bias.sizes(), bias.options().dtype(wide));
     for (int64_t begin = 0; begin < rows; begin += chunk) {
       const int64_t end = std::min(rows, begin + chunk);
-      const at::Tensor xc = xp.slice(0, begin, end), yc = labels.slice(0, begin, end).unsqueeze(1);
-      at::Tensor log_p = at::log_softmax(at::mm(xc, wp.t()), 1, wide);
-      loss.sub_(log_p.gather(1, yc).sum());
-      if (!want_x && !want_weight) continue;
-      at::Tensor grad = log_p.exp_();
-      grad.scatter_add_(1, yc, at::full({1, 1}, -1.0, grad.options()).expand(yc.sizes()));
-      grad = grad.mul_(1.0 / static_cast<double>(rows)).to(product);
+      const at::Tensor xc = xp.slice(0, begin, end), shares = share.slice(0, begin, end);
+      at::Tensor logits = at::mm(xc, wp.t());
+      if (bias.defined()) logits = logits.to(wide).add_(bias);
+      const at::Tensor losses = softmax_loss(logits, labels.slice(0, begin, end), wide, call, want_any);
+      loss.index_add_(0, part.slice(0, begin, end), losses.mul(shares));
+      if (!want_any) continue;
+      const at::Tensor wide_grad = logits.mul_(shares.unsqueeze(1));
+      if (want_bias) grad_bias.add_(wide_grad.sum(0));
+      const at::Tensor grad = wide_grad.to(product);
       if (want_x) grad_x.slice(0, begin, end).copy_(at::mm(grad, wp));
       if (want_weight) {
         if (product != weight.scalar_type())
@@ -59,7 +115,8 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
     context->saved_data["spare"] = direct ? reinterpret_cast<int64_t>(spare) : int64_t{0};
     context->saved_data["grad_x"] = want_x ? grad_x.to(x.scalar_type()) : at::Tensor();
     context->saved_data["grad_weight"] = grad_weight;
-    return loss.div_(static_cast<double>(rows));
+    context->saved_data["grad_bias"] = want_bias ? grad_bias.to(bias.scalar_type()) : at::Tensor();
+    return loss;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
@@ -67,18 +124,22 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
       const c10::IValue& value = context->saved_data[name];
       return value.isTensor() ? value.toTensor() : at::Tensor();
     };
+    // The gradients were made on the way, with the same weight for every part.
+    const at::Tensor factor = grads[0].select(0, 0);
+    if (grads[0].size(0) > 1 && !grads[0].eq(factor).all().item<bool>())
+      fail(ErrorKind::kUnsupported, "the ranks of a tensor-parallel group scale their losses differently");
     // In place: a step runs backward once, and a second pass of 4 bytes x V x H is not free.
     const auto scaled = [&](at::Tensor gradient) {
-      return gradient.defined() ? gradient.mul_(grads[0].to(gradient.scalar_type())) : gradient;
+      return gradient.defined() ? gradient.mul_(factor.to(gradient.scalar_type())) : gradient;
     };
-    const at::Tensor grad_x = scaled(saved("grad_x"));
+    const at::Tensor grad_x = scaled(saved("grad_x")), grad_bias = scaled(saved("grad_bias"));
     at::Tensor grad_weight = saved("grad_weight");
     if (auto* spare = reinterpret_cast<SpareTensor*>(context->saved_data["spare"].toInt())) {
       at::Tensor weight = context->get_saved_variables()[0];
       if (weight.grad().defined()) {
         // On a GPU the number is not there to be read without waiting for it.
-        grads[0].is_cpu() ? weight.mutable_grad().add_(grad_weight, grads[0].item())
-                          : weight.mutable_grad().add_(scaled(grad_weight));
+        factor.is_cpu() ? weight.mutable_grad().add_(grad_weight, factor.item())
+                        : weight.mutable_grad().add_(scaled(grad_weight));
         spare->give_back(grad_weight);
       } else {
         weight.mutable_grad() = scaled(grad_weight);
@@ -88,26 +149,55 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
       grad_weight = scaled(grad_weight);
     }
     context->saved_data.clear();
-    return {grad_x, grad_weight, at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
+    return {grad_x, grad_weight, grad_bias, at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
+// As a custom function takes what may be missing.
+std::optional<at::Tensor> optional(const at::Tensor& tensor) {
+  return tensor.defined() ? std::optional(tensor) : std::nullopt;
+}
+
+at::Tensor rows_loss(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& bias, const at::Tensor& y,
+                     const LossOptions& options) {
+  const at::Tensor x = hidden.reshape({-1, hidden.size(-1)});
+  const at::Tensor labels = y.reshape({-1});
+  const int64_t parts = options.parts, rows = labels.numel();
+  const auto wide = hidden.options().dtype(hidden.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+  const at::Tensor counted = labels.ne(kIgnoredLabel).nonzero().squeeze(1);
+  // Where nothing counts the loss is nothing over nothing, but depends on the model all the same.
+  if (counted.numel() == 0) {
+    const at::Tensor nothing = (hidden.sum() * 0).to(wide.dtype()).div(0);
+    return parts == 1 ? nothing : nothing.expand({parts});
+  }
+  const at::Tensor kept = labels.index_select(0, counted);
+  const int64_t low = kept.min().item<int64_t>(), high = kept.max().item<int64_t>();
+  const int64_t vocabulary = options.ranks ? options.vocab_size : weight.size(0);
+  if (low < 0 || high >= vocabulary)
+    fail(ErrorKind::kInvalidArgument, "labels hold ", low < 0 ? low : high, ", outside the vocabulary of ", vocabulary,
+         " (", kIgnoredLabel, " means: doesn't count)");
+  const at::Tensor part = at::floor_divide(counted, rows / parts);
+  const at::Tensor counts = at::bincount(part, {}, parts);
+  const at::Tensor share = counts.to(wide.dtype()).reciprocal().index_select(0, part);
+  Call call{options, product_dtype(hidden), at::GradMode::is_enabled()};
+  at::Tensor loss = LinearCrossEntropy::apply(counted.numel() == rows ? x : x.index_select(0, counted), weight,
+                                              optional(bias), kept - options.first_row, part, share, call);
+  if (parts == 1) return loss.select(0, 0);
+  return loss + at::zeros_like(loss).div_(counts);  // NaN for a part where no label counts
+}
+
 }  // namespace
 
-at::Tensor causal_lm_loss(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels, int64_t chunk,
-                          SpareTensor* spare) {
+at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& bias,
+                                const at::Tensor& labels, const LossOptions& options) {
+  return rows_loss(hidden, weight, bias, labels.to(hidden.device()), options);
+}
+
+at::Tensor causal_lm_loss(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels,
+                          const LossOptions& options) {
   const int64_t sequence = hidden.size(1);
-  const at::Tensor x = hidden.slice(1, 0, sequence - 1).reshape({-1, hidden.size(2)});
-  const at::Tensor y = labels.slice(1, 1, sequence).reshape({-1}).to(hidden.device());
-  const at::Tensor counted = y.ne(kIgnoredLabel).nonzero().squeeze(1);
-  if (counted.numel() == 0) return (hidden.sum() * 0).div(0);
-  const at::Tensor kept = y.index_select(0, counted);
-  const int64_t low = kept.min().item<int64_t>(), high = kept.max().item<int64_t>();
-  if (low < 0 || high >= weight.size(0))
-    fail(ErrorKind::kInvalidArgument, "labels hold ", low < 0 ? low : high, ", outside the vocabulary of ",
-         weight.size(0), " (", kIgnoredLabel, " means: doesn't count)");
-  const at::Tensor rows = counted.numel() == y.numel() ? x : x.index_select(0, counted);
-  return LinearCrossEntropy::apply(rows, weight, kept, chunk, product_dtype(hidden), at::GradMode::is_enabled(), spare);
+  return rows_loss(hidden.slice(1, 0, sequence - 1), weight, {}, labels.slice(1, 1, sequence).to(hidden.device()),
+                   options);
 }
 
 }  // namespace shardsmith

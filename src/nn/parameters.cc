@@ -3,10 +3,14 @@
 #include <ATen/ATen.h>
 
 #include "base/error.h"
+#include "family/local_model.h"
+#include "family/tensor_parallel.h"
 
 namespace shardsmith {
 
-at::Tensor Linear::operator()(const at::Tensor& x) const {
+namespace {
+
+at::Tensor apply(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, bool in_out) {
   if (!in_out) return at::linear(x, weight, bias);
   const at::Tensor rows = x.reshape({-1, x.size(-1)});
   const at::Tensor y = bias.defined() ? at::addmm(bias, rows, weight) : at::mm(rows, weight);
@@ -15,14 +19,28 @@ at::Tensor Linear::operator()(const at::Tensor& x) const {
   return y.view(shape);
 }
 
-Parameters::Parameters(const FamilyModel& model, std::map<std::string, at::Tensor> held) {
-  for (const FamilyTensor& tensor : model.tensors) {
+}  // namespace
+
+at::Tensor Linear::operator()(const at::Tensor& x) const { return apply(x, weight, bias, in_out); }
+
+at::Tensor Linear::product(const at::Tensor& x) const { return apply(x, weight, {}, in_out); }
+
+Parameters::Parameters(const FamilyModel& model, std::map<std::string, at::Tensor> held, int rank, int degree) {
+  const FamilyModel local = local_model(model, rank, degree);
+  const ModelDescription& description = model.description;
+  first_row_ = tensor_parallel_box(description, "word_embedding.weight",
+                                   {description.vocab_size, description.hidden_size}, rank, degree)
+                   .offset[0];
+  for (size_t t = 0; t < local.tensors.size(); ++t) {
+    const FamilyTensor& tensor = local.tensors[t];
     const auto found = held.find(tensor.hf_name);
     if (found == held.end()) continue;
+    const Piece& first = model.tensors[t].pieces.front();
+    copies_[tensor.hf_name] = tensor_parallel_copies(description, first.name, first.shape, degree);
     if (found->second.sizes() != at::IntArrayRef(tensor.shape))
       fail(ErrorKind::kInvalidArgument, "parameter '", tensor.hf_name, "' has shape ",
            to_string(Shape(found->second.sizes().begin(), found->second.sizes().end())), ", the model's config says ",
-           to_string(tensor.shape));
+           to_string(tensor.shape), degree > 1 ? str(" for tensor-parallel rank ", rank, " of ", degree) : "");
     for (size_t p = 0; p < tensor.pieces.size(); ++p) {
       const Piece& piece = tensor.pieces[p];
       const bool transposed = piece.permutation == std::vector<int>{1, 0};

@@ -19,14 +19,17 @@ struct Linear {
   at::Tensor bias;  // undefined: none
   bool in_out = false;
   at::Tensor operator()(const at::Tensor& x) const;
+  // Without the bias.
+  at::Tensor product(const at::Tensor& x) const;
 };
 
 // Handles only: the tensors stay the caller's (a Python Parameter and this are one tensor). Not thread-safe to build,
 // free to read from any thread.
 class Parameters {
  public:
+  // `model` is the whole one; `held` are what tensor-parallel rank `rank` of `degree` has of it (family/local_model.h).
   // Throws kInvalidArgument that names a tensor that `model` doesn't have, or whose shape differs.
-  Parameters(const FamilyModel& model, std::map<std::string, at::Tensor> held);
+  Parameters(const FamilyModel& model, std::map<std::string, at::Tensor> held, int rank = 0, int degree = 1);
 
   // A parameter that is a whole tensor, by logical name. Throws kInvalidArgument if this rank doesn't hold it.
   const at::Tensor& get(const std::string& logical) const;
@@ -34,6 +37,11 @@ class Parameters {
   // held tensor in this order, otherwise one each.
   std::vector<Linear> linears(const std::vector<std::string>& names) const;
   Linear linear(const std::string& name) const { return linears({name}).front(); }
+
+  // How many neighbouring tensor-parallel ranks hold the same as this one of a tensor, by Hugging Face name.
+  int copies(const std::string& hf_name) const { return copies_.at(hf_name); }
+  // The row of the whole vocabulary with which this rank's part begins.
+  int64_t first_row() const { return first_row_; }
 
   // By Hugging Face name, in the family's order.
   const std::vector<std::pair<std::string, at::Tensor>>& held() const { return held_; }
@@ -49,6 +57,8 @@ class Parameters {
 
   std::vector<std::pair<std::string, at::Tensor>> held_;
   std::unordered_map<std::string, Place> places_;
+  std::unordered_map<std::string, int> copies_;
+  int64_t first_row_ = 0;
 };
 
 }  // namespace shardsmith

@@ -9,10 +9,12 @@
 
 #include "family/family.h"
 #include "layout/partition.h"
+#include "nn/block.h"
 #include "nn/dropout.h"
 #include "nn/functional.h"
 #include "nn/leaf_gradient.h"
 #include "nn/parameters.h"
+#include "nn/tensor_parallel.h"
 
 namespace shardsmith {
 
@@ -24,48 +26,34 @@ struct Inputs {
   at::Tensor labels;          // [B, S] int64, or undefined
 };
 
-// Pre-norm attention and feed-forward of one block. Computes this rank's part; with one tensor-parallel rank that is
-// all.
-class Block {
- public:
-  Block(const ModelDescription& description, const Parameters& parameters, int64_t layer);
-  // x [B, S, H] -> [B, S, H]. mask: undefined (causal only) or bool [B, 1, S, S], true = attended.
-  at::Tensor forward(const at::Tensor& x, const at::Tensor& mask, const at::Tensor& positions,
-                     const RotaryTable& rotary, const DropoutContext& dropout) const;
-
- private:
-  at::Tensor attend(const at::Tensor& x, const at::Tensor& mask, const at::Tensor& positions, const RotaryTable& rotary,
-                    const DropoutContext& dropout) const;
-  at::Tensor feed_forward(const at::Tensor& x) const;
-
-  ModelDescription description_;
-  int64_t layer_;
-  double scale_;
-  at::Tensor attention_norm_weight_, attention_norm_bias_, output_norm_weight_, output_norm_bias_;
-  std::vector<Linear> qkv_;  // one fused or three
-  Linear dense_;
-  std::vector<Linear> in_;  // gate and up, or dense1
-  Linear out_;              // down, or dense2
-};
-
-// Blocks [first, last) with the embedding in front (stage 0) and the final norm and head behind (last stage).
-// forward functions may be called from any thread, one at a time.
+// Blocks [first, last) with the embedding in front (stage 0) and the final norm and head behind (last stage): this
+// tensor-parallel rank's part of them. forward functions may be called from any thread, one at a time; all tp ranks
+// call the same ones in the same order.
 class StageModel {
  public:
-  StageModel(const FamilyModel& model, const Partition& partition, int stage, const Parameters& parameters);
+  // `model` is the whole one, `parameters` are this rank's; `ranks` must outlive it. `own_batch`: every tp rank brought
+  // an equal part of the batch, and wants the loss and logits of its own.
+  StageModel(const FamilyModel& model, const Partition& partition, int stage, const Parameters& parameters,
+             const TensorParallel& ranks, bool own_batch);
   bool has_embedding() const { return word_embedding_.defined(); }
   bool has_head() const { return head_.defined(); }
 
   // x: hidden states from the stage before, undefined where has_embedding(). Returns this stage's hidden states
-  // [B, S, H], after the final norm where has_head().
+  // [B, positions, H], of the positions that the rank keeps, after the final norm where has_head().
   at::Tensor forward(const at::Tensor& x, const Inputs& inputs, const DropoutContext& dropout) const;
+  // What forward takes and gives between stages.
+  std::vector<int64_t> hidden_shape(const Inputs& inputs) const;
   at::Tensor loss(const at::Tensor& hidden, const at::Tensor& labels) const;  // scalar
-  at::Tensor logits(const at::Tensor& hidden) const;                          // [B, S, V]
+  at::Tensor logits(const at::Tensor& hidden, const Inputs& inputs) const;    // [B, S, V], of its own samples
+  at::Tensor looked_up(const Inputs& inputs) const;  // rows of the embedding's own part that a forward uses, [n]
 
  private:
   at::Tensor embed(const Inputs& inputs, const DropoutContext& dropout) const;
 
   ModelDescription description_;
+  const TensorParallel& ranks_;
+  bool own_batch_;
+  int64_t first_row_ = 0;  // of the vocabulary
   at::Tensor word_embedding_, position_embedding_;
   std::vector<Block> blocks_;
   at::Tensor norm_weight_, norm_bias_, head_;

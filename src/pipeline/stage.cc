@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "pipeline/group_batch.h"
 
 namespace shardsmith {
 namespace {
@@ -21,13 +22,12 @@ at::TensorOptions activation_options(const Parameters& parameters) {
   return parameters.held().front().second.options().requires_grad(false);
 }
 
-at::Tensor gradient_or_zeros(at::Tensor& parameter) {
-  if (!parameter.grad().defined()) parameter.mutable_grad() = at::zeros_like(parameter);
-  return parameter.grad();
-}
-
-std::vector<Task> order_of(const Stage::Step& step, int stage, int stages) {
-  return step.training ? one_forward_one_backward(stage, stages, step.microbatches) : all_forward(step.microbatches);
+std::vector<Task> order_of(const Stage::Step& step, int stage, int stages, bool together) {
+  if (step.training) return one_forward_one_backward(stage, stages, step.microbatches);
+  // Where several ranks compute logits together they do so in the order of the microbatches: the next one waits until
+  // the function of this one has ended, as if it went backward.
+  if (together && stage == stages - 1) return one_forward_one_backward(stage, stages, step.microbatches);
+  return all_forward(step.microbatches);
 }
 
 // A turn that wakes the others with an error if its work throws.
@@ -55,7 +55,8 @@ Stage::Stage(const FamilyModel& model, const Parameters& parameters, StageOption
     : model_(model),
       parameters_(parameters),
       options_(std::move(options)),
-      compute_(model, options_.partition, options_.stage, parameters),
+      ranks_(options_.tensor, options_.split_sequence),
+      compute_(model, options_.partition, options_.stage, parameters, ranks_, !options_.prescaled_batch),
       reducer_(tensors_of(parameters), options_.bucket_cap_mb) {
   if (stages() > 1 && !options_.pipeline)
     fail(ErrorKind::kInvalidArgument, "stage ", options_.stage, " of ", stages(), " needs a pipeline group");
@@ -63,7 +64,7 @@ Stage::Stage(const FamilyModel& model, const Parameters& parameters, StageOption
     fail(ErrorKind::kInvalidArgument, "the partition has ", stages(), " stages, the pipeline group ",
          options_.pipeline->size(), " ranks");
   if (stages() > 1 && model.description.tied_head && (is_first() || is_last()))
-    tied_ = parameters_.get("word_embedding.weight");
+    tied_ = TiedEmbedding(parameters_.get("word_embedding.weight"), &*options_.pipeline, options_.stage, stages() - 1);
 }
 
 int Stage::tag(Edge edge, int microbatch) const {
@@ -77,80 +78,15 @@ void Stage::begin_step(const Step& step) {
   incoming_.clear();
   incoming_.resize(static_cast<size_t>(step.microbatches));
   outgoing_.clear();
-  if (step.training) begin_tied();
-  turns_.begin(order_of(step, options_.stage, stages()));
-}
-
-void Stage::begin_tied() {
   backwards_ = 0;
-  if (!tied_.defined() || !tied_.requires_grad() || !tied_summed_) return;  // else it goes on from an unreduced step
-  tied_before_ = tied_.grad();
-  tied_.mutable_grad() = at::Tensor();
-  tied_summed_ = false;
-  looked_up_.clear();
-}
-
-void Stage::send_head_gradient() {
-  if (!tied_.defined() || !tied_.requires_grad() || head_sent_) return;
-  at::NoGradGuard no_grad;
-  hold(options_.pipeline->send(gradient_or_zeros(tied_), 0, tag(Edge::kTied, 0)));
-  head_sent_ = true;
-}
-
-void Stage::post_head_gradient() {
-  if (!tied_.defined() || !tied_.requires_grad() || head_gradient_) return;
-  at::NoGradGuard no_grad;
-  head_gradient_ = options_.pipeline->receive(at::empty_like(tied_), stages() - 1, tag(Edge::kTied, 0));
-}
-
-// A step that isn't reduced: what it made stays as it is; one that made nothing leaves the earlier steps' sum in place.
-void Stage::leave_tied() {
-  if (!tied_.defined() || !tied_.requires_grad() || tied_summed_ || tied_.grad().defined()) return;
-  tied_.mutable_grad() = std::move(tied_before_);
-  tied_before_ = at::Tensor();
-  tied_summed_ = true;
-}
-
-void Stage::sum_tied() {
-  if (!tied_.defined() || !tied_.requires_grad()) return;
-  Group& group = *options_.pipeline;
-  const auto numbers = tied_.options().dtype(at::kLong).requires_grad(false);
-  at::Tensor sum;
-  if (is_first()) {
-    post_head_gradient();
-    sum = head_gradient_.wait();
-    const at::Tensor ids = std::get<0>(at::_unique(at::cat(looked_up_).to(tied_.device())));
-    const at::Tensor rows = gradient_or_zeros(tied_).index_select(0, ids);
-    const at::Tensor count = at::full({1}, ids.numel(), numbers);
-    Pending sent[] = {group.send(count, stages() - 1, tag(Edge::kTiedRows, 0)),
-                      group.send(ids, stages() - 1, tag(Edge::kTiedRows, 0)),
-                      group.send(rows, stages() - 1, tag(Edge::kTiedRows, 0))};
-    sum.index_add_(0, ids, rows);
-    for (Pending& pending : sent) pending.wait();
-  } else {
-    send_head_gradient();
-    for (Pending& pending : outgoing_) pending.wait();  // it is about to change
-    outgoing_.clear();
-    head_sent_ = false;
-    sum = gradient_or_zeros(tied_);
-    const int64_t count = group.receive(at::empty({1}, numbers), 0, tag(Edge::kTiedRows, 0)).wait().item<int64_t>();
-    const at::Tensor ids = group.receive(at::empty({count}, numbers), 0, tag(Edge::kTiedRows, 0)).wait();
-    const at::Tensor rows =
-        group.receive(at::empty({count, tied_.size(1)}, activation_options(parameters_)), 0, tag(Edge::kTiedRows, 0))
-            .wait();
-    sum.index_add_(0, ids, rows);
-  }
-  if (tied_before_.defined()) sum = tied_before_.add_(sum);
-  tied_.mutable_grad() = sum;
-  tied_before_ = at::Tensor();
-  tied_summed_ = true;
+  if (step.training) tied_.begin_step();
+  turns_.begin(order_of(step, options_.stage, stages(), ranks_.size() > 1));
 }
 
 void Stage::post_forward_receive(int microbatch, const Inputs& like) {
   Pending& pending = incoming_[static_cast<size_t>(microbatch)];
   if (pending) return;
-  const at::Tensor buffer = at::empty({like.input_ids.size(0), like.input_ids.size(1), model_.description.hidden_size},
-                                      activation_options(parameters_));
+  const at::Tensor buffer = at::empty(compute_.hidden_shape(like), activation_options(parameters_));
   pending = options_.pipeline->receive(buffer, options_.stage - 1, tag(Edge::kForward, microbatch));
 }
 
@@ -163,27 +99,39 @@ void Stage::hold(Pending pending) {
   }
 }
 
+void Stage::wait_for_sends() {
+  for (Pending& pending : outgoing_) pending.wait();
+  outgoing_.clear();
+}
+
 at::Tensor Stage::forward(int microbatch, const Inputs& inputs) {
   Pending loss = start_forward(microbatch, inputs);
   return loss ? loss.wait() : microbatches_[static_cast<size_t>(microbatch)].loss;
 }
 
-Pending Stage::start_forward(int microbatch, const Inputs& inputs) {
+DropoutContext Stage::dropout_of(int microbatch, int64_t own_rows) const {
+  const auto rows = static_cast<uint64_t>(own_rows);
+  const bool own_batch = ranks_.size() > 1 && !options_.prescaled_batch;
+  return {step_.dropout,        options_.seed,
+          step_.number,         step_.first_sample + static_cast<uint64_t>(microbatch) * rows,
+          own_batch ? rows : 0, step_.rank_samples};
+}
+
+Pending Stage::start_forward(int microbatch, const Inputs& own) {
   Microbatch& m = microbatches_.at(static_cast<size_t>(microbatch));
   Pending remote_loss;
   Turn(turns_, {Task::Kind::kForward, microbatch}).run([&] {
     at::AutoGradMode grad_mode(step_.training);
+    const Inputs inputs = group_batch(own, ranks_, !options_.prescaled_batch);
     m.inputs = inputs;
-    if (is_first() && tied_.defined() && step_.training) looked_up_.push_back(inputs.input_ids.reshape({-1}));
+    if (step_.training) tied_.look_up(compute_.looked_up(inputs));
     if (!is_first()) {
       post_forward_receive(microbatch, inputs);
       m.input = incoming_[static_cast<size_t>(microbatch)].wait();
       if (microbatch + 1 < step_.microbatches) post_forward_receive(microbatch + 1, inputs);
       m.input.requires_grad_(step_.training);
     }
-    DropoutContext dropout{step_.dropout, options_.seed, step_.number,
-                           step_.first_sample + static_cast<uint64_t>(microbatch * inputs.input_ids.size(0))};
-    m.output = compute_.forward(m.input, inputs, dropout);
+    m.output = compute_.forward(m.input, inputs, dropout_of(microbatch, own.input_ids.size(0)));
     if (!is_last()) {
       // Autocast may have narrowed an output; the boundary has the parameters' dtype on both sides.
       const at::Tensor sent = m.output.detach().to(activation_options(parameters_).dtype()).contiguous();
@@ -207,7 +155,7 @@ at::Tensor Stage::logits(int microbatch) {
   if (!is_last() || !m.output.defined())
     fail(ErrorKind::kInvalidArgument, "logits are on the last stage, after its forward: this is stage ", options_.stage,
          " of ", stages());
-  return compute_.logits(m.output);
+  return compute_.logits(m.output, m.inputs);
 }
 
 void Stage::backward(int microbatch, const at::Tensor& loss, double scale) {
@@ -221,17 +169,17 @@ void Stage::backward(int microbatch, const at::Tensor& loss, double scale) {
     } else {
       Pending gradient = options_.pipeline->receive(at::empty(m.output.sizes(), activation_options(parameters_)),
                                                     options_.stage + 1, tag(Edge::kBackward, microbatch));
-      if (last_backward && is_first() && step_.reduce)
-        post_head_gradient();  // after the other, as they are sent in this order
+      if (last_backward && step_.reduce) tied_.before_last_backward(tied_tags());  // after the other, as they are sent
       torch::autograd::backward({m.output}, {gradient.wait().to(m.output.scalar_type())});
     }
     if (!is_first())
       hold(options_.pipeline->send(m.input.grad().contiguous(), options_.stage - 1, tag(Edge::kBackward, microbatch)));
-    if (last_backward && is_last() && !is_first() && step_.reduce) send_head_gradient();
+    if (last_backward && step_.reduce)
+      if (Pending sent = tied_.after_last_backward(tied_tags())) hold(std::move(sent));
     // Where a function reads the logits after its backward, they are there as values.
-    const at::Tensor kept = is_last() ? m.output.detach() : at::Tensor();
-    m = {};
-    m.output = kept;
+    Microbatch kept;
+    if (is_last()) kept.output = m.output.detach(), kept.inputs = m.inputs;
+    m = kept;
   });
 }
 
@@ -241,12 +189,11 @@ void Stage::abort(const std::string& text) { turns_.abort(text); }
 
 void Stage::finish_step(bool reduce) {
   turns_.require_done();
-  for (Pending& pending : outgoing_) pending.wait();
-  outgoing_.clear();
+  wait_for_sends();
   microbatches_.clear();
-  if (!reduce) return leave_tied();
+  if (!reduce) return tied_.leave();
   at::NoGradGuard no_grad;
-  sum_tied();
+  tied_.sum(tied_tags(), [this] { wait_for_sends(); });
   if (options_.replicas && options_.replicas->size() > 1) reducer_.average(*options_.replicas);
 }
 
@@ -254,13 +201,15 @@ std::vector<at::Tensor> Stage::run_step(const Step& step, const std::vector<Inpu
   begin_step(step);
   std::vector<at::Tensor> losses(microbatches.size());
   std::vector<Pending> remote(microbatches.size());
-  for (const Task& task : order_of(step, options_.stage, stages())) {
+  for (const Task& task : order_of(step, options_.stage, stages(), ranks_.size() > 1)) {
     const auto i = static_cast<size_t>(task.microbatch);
     if (task.kind == Task::Kind::kForward) {
       remote[i] = start_forward(task.microbatch, microbatches.at(i));
       if (!remote[i]) losses[i] = microbatches_[i].loss;
-    } else {
+    } else if (step.training) {
       backward(task.microbatch, losses[i], 1.0 / step.microbatches);
+    } else {
+      finish_microbatch(task.microbatch);
     }
   }
   for (size_t i = 0; i < remote.size(); ++i)
@@ -317,13 +266,12 @@ std::vector<at::Tensor> Stage::broadcast(std::vector<at::Tensor> tensors, int ro
 
 void Stage::sync_parameters() {
   at::NoGradGuard no_grad;
-  if (tied_.defined()) {
-    at::Tensor data = tied_.detach();
-    if (is_first())
-      options_.pipeline->send(data, stages() - 1, tag(Edge::kTied, 0)).wait();
-    else
-      options_.pipeline->receive(data, 0, tag(Edge::kTied, 0)).wait();
+  for (const auto& [name, tensor] : parameters_.held()) {
+    const int copies = parameters_.copies(name);
+    if (copies > 1)
+      tensor.detach().copy_(ranks_.all_gather(tensor.detach()).select(0, ranks_.rank() / copies * copies));
   }
+  tied_.sync(tag(Edge::kTied, 0));
   if (options_.replicas && options_.replicas->size() > 1)
     for (const auto& [name, tensor] : parameters_.held()) options_.replicas->broadcast(tensor.detach(), 0).wait();
 }
@@ -332,7 +280,7 @@ double Stage::grad_norm() {
   at::NoGradGuard no_grad;
   double sum = 0;
   for (const auto& [name, tensor] : parameters_.held()) {
-    const bool counted_elsewhere = tied_.defined() && !is_first() && tensor.is_same(tied_);
+    const bool counted_elsewhere = (!is_first() && tied_.is(tensor)) || ranks_.rank() % parameters_.copies(name) != 0;
     if (!tensor.grad().defined() || counted_elsewhere) continue;
     const double norm = at::linalg_vector_norm(tensor.grad(), 2).item<double>();
     sum += norm * norm;
@@ -341,6 +289,8 @@ double Stage::grad_norm() {
     const at::Tensor total = at::full({1}, sum, activation_options(parameters_).dtype(at::kDouble));
     sum = options_.pipeline->all_reduce_sum(total).wait().item<double>();
   }
+  if (ranks_.size() > 1)
+    sum = ranks_.sum(at::full({1}, sum, activation_options(parameters_).dtype(at::kDouble))).item<double>();
   return std::sqrt(sum);
 }
 

@@ -20,6 +20,7 @@
 #include "nn/transformer.h"
 #include "optim/reducer.h"
 #include "pipeline/schedule.h"
+#include "pipeline/tied_embedding.h"
 
 namespace shardsmith {
 
@@ -28,13 +29,19 @@ struct StageOptions {
   int stage = 0;
   std::optional<Group> pipeline;  // ranks of the group are stages; absent: one stage
   std::optional<Group> replicas;  // rdp group; absent: one replica
-  uint64_t seed = 0;              // of dropout masks
+  std::optional<Group> tensor;    // tp group; absent: one rank
+  bool split_sequence = false;    // between layers each tp rank keeps its own positions (optimize = "memory")
+  // False: each tp rank brings samples of its own, and the group works on all of them.
+  bool prescaled_batch = true;
+  uint64_t seed = 0;  // of dropout masks
   double bucket_cap_mb = 25;
 };
 
 class Stage {
  public:
+  // `model` is the whole one; `parameters` are of its local_model on this tp rank.
   Stage(const FamilyModel& model, const Parameters& parameters, StageOptions options);
+  Stage(const Stage&) = delete;
 
   struct Step {
     uint64_t number = 0;
@@ -42,13 +49,15 @@ class Stage {
     bool training = true;  // 1F1B; false: forwards only
     bool dropout = false;
     uint64_t first_sample = 0;  // global number of this replica's first sample
+    uint64_t rank_samples = 0;  // samples that each tp rank brings to the step, where they bring their own
     bool reduce = true;         // whether finish_step is going to reduce: what can be sent early then is
   };
   void begin_step(const Step& step);
   // The scalar loss where there are labels: with a graph on the last stage, a plain value elsewhere. Undefined
-  // otherwise.
+  // otherwise. Of this rank's own samples.
   at::Tensor forward(int microbatch, const Inputs& inputs);
-  // [B, S, V]; last stage, after forward(microbatch). With a graph until backward(microbatch), a plain value after it.
+  // [B, S, V] of this rank's own samples; last stage, after forward(microbatch); all tp ranks together. With a graph
+  // until backward(microbatch), a plain value after it.
   at::Tensor logits(int microbatch);
   // `loss` counts on the last stage only, where `loss * scale` is backpropagated.
   void backward(int microbatch, const at::Tensor& loss, double scale);
@@ -66,7 +75,7 @@ class Stage {
   std::vector<at::Tensor> broadcast(std::vector<at::Tensor> tensors, int root);
   // Parameters of replica 0 to the others, a tied embedding from the first stage to the last.
   void sync_parameters();
-  // L2 norm of the gradients over all stages, each parameter once.
+  // L2 norm of the gradients over all stages and tp ranks, each parameter once.
   double grad_norm();
   // Scales all gradients by max_norm / (norm + 1e-6) where that is below 1 (torch's clip_grad_norm_). Returns the norm.
   double clip_grad_norm(double max_norm);
@@ -84,31 +93,22 @@ class Stage {
   };
   enum class Edge { kForward, kBackward, kLoss, kBroadcast, kTied, kTiedRows, kCount };
   int tag(Edge edge, int microbatch) const;
+  DropoutContext dropout_of(int microbatch, int64_t own_rows) const;
   void post_forward_receive(int microbatch, const Inputs& like);
   void hold(Pending pending);
-  // A tied embedding's gradient is made on two stages. The last one's, of the head, is dense, and is sent as soon as
-  // its last backward is done, while the first stage still computes; the first one's has the rows that were looked up,
-  // and only those travel back. Both then add the same rows to the same head's gradient: the same bits on both.
-  void begin_tied();
-  void send_head_gradient();
-  void post_head_gradient();
-  void sum_tied();
-  void leave_tied();
+  TiedEmbedding::Tags tied_tags() const { return {tag(Edge::kTied, 0), tag(Edge::kTiedRows, 0)}; }
+  void wait_for_sends();
   // forward without waiting for another stage's loss: that is what it returns, empty where there is none to wait for.
-  Pending start_forward(int microbatch, const Inputs& inputs);
+  Pending start_forward(int microbatch, const Inputs& own);
 
   FamilyModel model_;
   Parameters parameters_;
   StageOptions options_;
+  TensorParallel ranks_;
   StageModel compute_;
   GradientReducer reducer_;
-  at::Tensor tied_;                    // the tied embedding, where this stage is the first or the last of several
-  at::Tensor tied_before_;             // its gradient of earlier steps, which is summed already
-  bool tied_summed_ = true;            // its gradient is all summed, or there is none
-  bool head_sent_ = false;             // last stage: its gradient is on its way
-  Pending head_gradient_;              // first stage: the same, coming
-  std::vector<at::Tensor> looked_up_;  // first stage: input_ids since the last sum
-  int backwards_ = 0;                  // of this step so far
+  TiedEmbedding tied_;  // where this stage is the first or the last of several
+  int backwards_ = 0;   // of this step so far
   Turns turns_;
   Step step_;
   std::vector<Microbatch> microbatches_;

@@ -81,7 +81,7 @@ TEST(Loss, ChunkedLossMatchesCrossEntropyWithIgnoredLabels) {
       at::randint(0, 50, {3, 11}, at::detail::createCPUGenerator(8), at::TensorOptions().dtype(at::kLong));
   labels[0].slice(0, 0, 6).fill_(kIgnoredLabel);
   labels[2].fill_(kIgnoredLabel);
-  const auto ours = [&](const auto& in) { return causal_lm_loss(in[0], in[1], labels, 4); };
+  const auto ours = [&](const auto& in) { return causal_lm_loss(in[0], in[1], labels, {4}); };
   const auto torchs = [&](const auto& in) {
     const at::Tensor logits = at::linear(in[0], in[1]).slice(1, 0, 10).reshape({-1, 50});
     return at::cross_entropy_loss(logits, labels.slice(1, 1, 11).reshape({-1}));
@@ -95,15 +95,15 @@ TEST(Loss, GradientsAddedInPlaceEqualAutogradsOwn) {
   at::Tensor x = random({2, 9, 8}, 1).set_requires_grad(true), w = random({50, 8}, 2).set_requires_grad(true);
   at::Tensor plain_x = x.detach().clone().set_requires_grad(true), plain_w = w.detach().clone().set_requires_grad(true);
   for (const double scale : {0.5, 2.0, 0.25}) {  // three microbatches: the first makes the gradient, the others add
-    (causal_lm_loss(x, w, labels, 4, &spare) * scale).backward();
-    (causal_lm_loss(plain_x, plain_w, labels, 4) * scale).backward();
+    (causal_lm_loss(x, w, labels, {4, &spare}) * scale).backward();
+    (causal_lm_loss(plain_x, plain_w, labels, {4}) * scale).backward();
   }
   EXPECT_TRUE(at::allclose(w.grad(), plain_w.grad(), 1e-6, 1e-8));
   EXPECT_TRUE(at::allclose(x.grad(), plain_x.grad(), 1e-6, 1e-8));
   int heard = 0;
   w.register_hook([&](const at::Tensor&) { ++heard; });
   const at::Tensor before = w.grad().clone();
-  causal_lm_loss(x, w, labels, 4, &spare).backward();
+  causal_lm_loss(x, w, labels, {4, &spare}).backward();
   EXPECT_EQ(heard, 1) << "who listens hears of it";
   EXPECT_FALSE(at::equal(before, w.grad()));
 }

@@ -16,61 +16,96 @@ namespace {
 using std::chrono::milliseconds;
 
 struct Layout {
-  int pp, rdp;
+  int pp = 1, rdp = 1, tp = 1;
+  bool split_sequence = false, prescaled_batch = true;
+  // Ranks that bring samples of their own.
+  int feeders() const { return prescaled_batch ? rdp : rdp * tp; }
+  std::string text() const {
+    return str("pp ", pp, ", rdp ", rdp, ", tp ", tp, split_sequence ? ", sequences split" : "",
+               prescaled_batch ? "" : ", own batches");
+  }
 };
 
-// One training step of `microbatches` microbatches per replica; replica r gets the r-th part of all samples.
+struct Worlds {
+  std::vector<ThreadWorld> worlds;
+  std::map<std::vector<int>, size_t> known;
+  Group group(const std::vector<int>& members, int rank, const char* name) {
+    const auto [found, fresh] = known.emplace(members, worlds.size());
+    if (fresh) worlds.push_back(make_thread_world(static_cast<int>(members.size())));
+    const auto place = std::find(members.begin(), members.end(), rank) - members.begin();
+    return Group(worlds[found->second].groups[static_cast<size_t>(place)], name, milliseconds(20000));
+  }
+};
+
+// One training step of `microbatches` microbatches per feeding rank; feeder f gets the f-th part of all samples.
 Outcome step_with(const char* config, Layout layout, int microbatches, bool dropout, at::ScalarType dtype,
                   int steps = 1, bool accumulate = false) {
   const FamilyModel model = family(config);
   const Tensors weights = initial_weights(model, dtype);
-  const Mesh mesh(layout.pp * layout.rdp, layout.pp, 1);
+  const Mesh mesh(layout.pp * layout.rdp * layout.tp, layout.pp, layout.tp);
   const Partition partition = make_partition(model_costs(model, 0.5, 16).costs, layout.pp);
-  std::vector<ThreadWorld> pipelines, replicas;
-  for (int r = 0; r < layout.rdp; ++r) pipelines.push_back(make_thread_world(layout.pp));
-  for (int s = 0; s < layout.pp; ++s) replicas.push_back(make_thread_world(layout.rdp));
-  const std::vector<Inputs> all = batch(microbatches * layout.rdp, 2, 16, 61, 5);
+  Worlds pipelines, replicas, slices;
+  std::vector<StageOptions> options;
+  for (int rank = 0; rank < mesh.world_size(); ++rank) {
+    options.push_back({partition, mesh.coordinates(rank).pp,
+                       pipelines.group(mesh.pp_group(rank), rank, "pipeline group"),
+                       replicas.group(mesh.rdp_group(rank), rank, "data-parallel group"),
+                       slices.group(mesh.tp_group(rank), rank, "tensor-parallel group"), layout.split_sequence,
+                       layout.prescaled_batch, 11, 0.01});
+  }
+  const std::vector<Inputs> all = batch(microbatches * layout.feeders(), 2, 16, 61, 5);
   Outcome outcome;
+  std::map<std::string, at::Tensor> filled;  // where an element's gradient is known already
   std::mutex mutex;
   run_ranks(mesh.world_size(), [&](int rank) {
     const Coordinates at = mesh.coordinates(rank);
-    const auto pp = static_cast<size_t>(at.pp), rdp = static_cast<size_t>(at.rdp);
-    StageOptions options{partition,
-                         at.pp,
-                         Group(pipelines[rdp].groups[pp], "pipeline group", milliseconds(20000)),
-                         Group(replicas[pp].groups[rdp], "data-parallel group", milliseconds(20000)),
-                         11,
-                         0.01};
-    const Tensors local = local_weights(model, weights, partition, at.pp);
-    Stage stage(model, Parameters(model, local), std::move(options));
+    const Tensors local = local_weights(model, weights, partition, at.pp, at.tp, layout.tp);
+    Stage stage(model, Parameters(model, local, at.tp, layout.tp), options[static_cast<size_t>(rank)]);
     std::vector<at::Tensor> parameters;
     for (const auto& [name, tensor] : local) parameters.push_back(tensor);
     AdamW optimizer({{parameters, 1e-2}});
-    const auto begin = all.begin() + at.rdp * microbatches;
+    const int feeder = layout.prescaled_batch ? at.rdp : at.rdp * layout.tp + at.tp;
+    const auto begin = all.begin() + feeder * microbatches;
     for (int i = 0; i < steps; ++i) {
       if (i && !accumulate) {
         optimizer.step();
         optimizer.zero_grad();
       }
-      const Stage::Step step{static_cast<uint64_t>(i), microbatches, true, dropout,
-                             static_cast<uint64_t>(at.rdp * microbatches * 2)};
+      const int first = layout.prescaled_batch ? at.rdp : at.rdp * layout.tp;
+      const Stage::Step step{static_cast<uint64_t>(i),
+                             microbatches,
+                             true,
+                             dropout,
+                             static_cast<uint64_t>(first * microbatches * 2),
+                             static_cast<uint64_t>(microbatches * 2)};
       const std::vector<at::Tensor> losses = stage.run_step(step, {begin, begin + microbatches});
       const double norm = stage.clip_grad_norm(1e9);
       std::lock_guard lock(mutex);
       if (at.rdp != 0 || i + 1 < steps) continue;
-      for (const auto& [name, tensor] : local) {
-        if (outcome.gradients.contains(name)) {
-          EXPECT_TRUE(at::equal(outcome.gradients[name], tensor.grad())) << "the two ends of " << name << " differ";
-        }
-        outcome.gradients[name] = tensor.grad().clone();
+      for (size_t t = 0; t < model.tensors.size(); ++t) {
+        const std::string& name = model.tensors[t].hf_name;
+        if (!local.contains(name)) continue;
+        at::Tensor& gradient = outcome.gradients[name];
+        at::Tensor& known = filled[name];
+        if (!gradient.defined()) gradient = at::zeros_like(weights.at(name)), known = at::zeros_like(gradient);
+        const auto visit = [&](const Tensors& own, const at::Tensor& whole, const auto& work) {
+          for_each_piece(model, t, whole, own.at(name).grad(), at.tp, layout.tp, work);
+        };
+        const at::Tensor before = gradient.clone();
+        visit(local, gradient, [](at::Tensor to, const at::Tensor& from) { to.copy_(from); });
+        EXPECT_TRUE(at::equal(before * known, gradient * known)) << "ranks that hold the same of " << name << " differ";
+        visit(local, known, [](at::Tensor to, const at::Tensor&) { to.fill_(1); });
       }
       std::vector<double> values;
       for (const at::Tensor& loss : losses) values.push_back(loss.item<double>());
-      if (outcome.losses.empty()) outcome.losses = values;
-      EXPECT_EQ(outcome.losses, values) << "stages see different losses";
+      if (feeder == 0) {
+        if (outcome.losses.empty()) outcome.losses = values;
+        EXPECT_EQ(outcome.losses, values) << "ranks see different losses";
+      }
       outcome.norm = norm;
     }
   });
+  for (const auto& [name, known] : filled) EXPECT_EQ(known.min().item<double>(), 1) << name << " is not whole";
   return outcome;
 }
 
@@ -97,6 +132,54 @@ TEST_P(Layouts, GiveTheGradientsOfOneProcess) {
   }
 }
 
+std::vector<Layout> tensor_layouts() {
+  std::vector<Layout> all;
+  for (const bool split : {false, true})
+    for (const bool prescaled : {true, false})
+      for (const auto& [pp, rdp, tp] : {std::tuple{1, 1, 2}, {1, 1, 4}, {2, 1, 2}, {1, 2, 2}, {2, 1, 4}, {2, 2, 2}})
+        all.push_back({pp, rdp, tp, split, prescaled});
+  return all;
+}
+
+TEST_P(Layouts, GiveTheGradientsOfOneProcessWithTensorParallelism) {
+  const auto [config, dropout] = GetParam();
+  const Outcome one = step_with(config, {}, 8, dropout, at::kDouble);
+  for (const Layout layout : tensor_layouts()) {
+    SCOPED_TRACE(layout.text());
+    const Outcome many = step_with(config, layout, 8 / layout.feeders(), dropout, at::kDouble);
+    expect_same(one, many, dropout ? 1e-6 : 1e-10);
+    for (size_t i = 0; i < many.losses.size(); ++i) EXPECT_NEAR(one.losses[i], many.losses[i], 1e-6);
+  }
+}
+
+// Ranks that share a KV head, a vocabulary that the ranks don't divide, more ranks than one rank's positions need.
+TEST(TensorParallelLayouts, OfHeadsThatAreShared) {
+  const char* const config = R"({"model_type": "llama", "hidden_size": 36, "num_hidden_layers": 2,
+    "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 4, "intermediate_size": 45, "vocab_size": 61,
+    "max_position_embeddings": 32, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
+    "attention_bias": true, "tie_word_embeddings": false})";
+  const Outcome one = step_with(config, {}, 2, false, at::kDouble);
+  for (const int tp : {3, 9}) {
+    for (const bool split : {false, true}) {
+      const Layout layout{1, 1, tp, split};
+      SCOPED_TRACE(layout.text());
+      expect_same(one, step_with(config, layout, 2, false, at::kDouble), 1e-10);
+    }
+  }
+}
+
+TEST(TensorParallelLayouts, ThatCantWorkSaySo) {
+  const FamilyModel model = family(kTinyGpt2);
+  try {
+    Parameters(model, {}, 0, 3);
+    FAIL() << "4 heads on 3 ranks";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.kind(), ErrorKind::kInvalidArgument);
+    for (const char* words : {"4 attention heads", "3 tensor-parallel ranks", "1, 2, 4", "pipeline stages"})
+      EXPECT_NE(std::string(e.what()).find(words), std::string::npos) << e.what();
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Families, Layouts, testing::Combine(testing::Values(kTinyLlama, kTinyGpt2), testing::Bool()));
 
 TEST(Layouts, TrainTheSameWayForSeveralSteps) {
@@ -119,7 +202,7 @@ TEST(Stage, TiedGradientsOfUnreducedStepsAreSummedOnce) {
   const Tensors weights = initial_weights(model, at::kDouble);
   const std::vector<Inputs> all = batch(2, 2, 16, 61, 5);
   const auto train = [&](Stage& stage, int number, bool reduce) {
-    stage.begin_step({static_cast<uint64_t>(number), 2, true, false, 0, reduce});
+    stage.begin_step({static_cast<uint64_t>(number), 2, true, false, 0, 0, reduce});
     std::vector<at::Tensor> losses(2);
     for (const Task& task : one_forward_one_backward(stage.is_first() ? 0 : 1, stage.stages(), 2)) {
       if (task.kind == Task::Kind::kForward)
@@ -137,7 +220,7 @@ TEST(Stage, TiedGradientsOfUnreducedStepsAreSummedOnce) {
     ThreadWorld world = make_thread_world(stages);
     run_ranks(stages, [&](int rank) {
       const Tensors local = local_weights(model, weights, partition, rank);
-      StageOptions options{partition, rank, std::nullopt, std::nullopt, 11, 25};
+      StageOptions options{.partition = partition, .stage = rank, .seed = 11};
       if (stages > 1)
         options.pipeline = Group(world.groups[static_cast<size_t>(rank)], "pipeline group", milliseconds(20000));
       Stage stage(model, Parameters(model, local), std::move(options));

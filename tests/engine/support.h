@@ -14,6 +14,8 @@
 
 #include "comm/thread_world.h"
 #include "family/family.h"
+#include "family/local_model.h"
+#include "family/tensor_parallel.h"
 #include "layout/mesh.h"
 #include "pipeline/stage.h"
 
@@ -44,14 +46,46 @@ inline Tensors initial_weights(const FamilyModel& model, at::ScalarType dtype = 
   return weights;
 }
 
-// This stage's own copies, as leaves.
-inline Tensors local_weights(const FamilyModel& model, const Tensors& all, const Partition& partition, int stage) {
-  Tensors local;
+// A piece of a tensor, as its logical tensor.
+inline at::Tensor piece_of(const at::Tensor& tensor, const Piece& piece) {
+  at::Tensor view = tensor;
+  for (size_t d = 0; d < piece.shape.size(); ++d) {
+    const int64_t to = piece.permutation[d];
+    view = view.narrow(to, piece.offset[static_cast<size_t>(to)], piece.shape[d]);
+  }
+  return view.permute(std::vector<int64_t>(piece.permutation.begin(), piece.permutation.end()));
+}
+
+inline at::Tensor box_of(at::Tensor tensor, const Box& box) {
+  for (size_t d = 0; d < box.offset.size(); ++d)
+    tensor = tensor.narrow(static_cast<int64_t>(d), box.offset[d], box.extent[d]);
+  return tensor;
+}
+
+// For each piece of tensor `i`: what the whole has of it in this rank's box, and what the rank has.
+inline void for_each_piece(const FamilyModel& model, size_t i, const at::Tensor& whole, const at::Tensor& own, int tp,
+                           int degree, const std::function<void(at::Tensor, at::Tensor)>& visit) {
+  const FamilyModel local = local_model(model, tp, degree);
+  for (size_t p = 0; p < model.tensors[i].pieces.size(); ++p) {
+    const Piece& piece = model.tensors[i].pieces[p];
+    const Box box = tensor_parallel_box(model.description, piece.name, piece.shape, tp, degree);
+    visit(box_of(piece_of(whole, piece), box), piece_of(own, local.tensors[i].pieces[p]));
+  }
+}
+
+// This rank's own copies, as leaves.
+inline Tensors local_weights(const FamilyModel& model, const Tensors& all, const Partition& partition, int stage,
+                             int tp = 0, int degree = 1) {
+  Tensors own;
+  const FamilyModel local = local_model(model, tp, degree);
   for (const size_t i : stage_tensors(model, partition, stage)) {
     const std::string& name = model.tensors[i].hf_name;
-    local[name] = all.at(name).clone().requires_grad_(true);
+    at::Tensor tensor = at::empty(local.tensors[i].shape, all.at(name).options());
+    for_each_piece(model, i, all.at(name), tensor, tp, degree,
+                   [](const at::Tensor& from, at::Tensor to) { to.copy_(from); });
+    own[name] = tensor.requires_grad_(true);
   }
-  return local;
+  return own;
 }
 
 inline std::vector<Inputs> batch(int microbatches, int64_t rows, int64_t sequence, int64_t vocabulary, uint64_t seed) {

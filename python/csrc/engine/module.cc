@@ -60,16 +60,22 @@ std::optional<Group> group_of(const std::optional<GroupHandle>& handle, const ch
 std::unique_ptr<Stage> make_stage(const std::string& config_json, const std::vector<int>& first, int stage,
                                   std::map<std::string, at::Tensor> parameters,
                                   const std::optional<GroupHandle>& pp_group,
-                                  const std::optional<GroupHandle>& rdp_group, double peer_timeout, uint64_t seed,
-                                  double bucket_cap_mb) {
+                                  const std::optional<GroupHandle>& rdp_group,
+                                  const std::optional<GroupHandle>& tp_group, bool split_sequence, bool prescaled_batch,
+                                  double peer_timeout, uint64_t seed, double bucket_cap_mb) {
   const FamilyModel model = describe_model(parse_json(config_json, "the model's config"));
-  StageOptions options{Partition{first},
-                       stage,
-                       group_of(pp_group, "pipeline group", peer_timeout),
-                       group_of(rdp_group, "data-parallel group", peer_timeout),
-                       seed,
-                       bucket_cap_mb};
-  return std::make_unique<Stage>(model, Parameters(model, std::move(parameters)), std::move(options));
+  StageOptions options;
+  options.partition = Partition{first};
+  options.stage = stage;
+  options.pipeline = group_of(pp_group, "pipeline group", peer_timeout);
+  options.replicas = group_of(rdp_group, "data-parallel group", peer_timeout);
+  options.tensor = group_of(tp_group, "tensor-parallel group", peer_timeout);
+  options.split_sequence = split_sequence;
+  options.prescaled_batch = prescaled_batch;
+  options.seed = seed;
+  options.bucket_cap_mb = bucket_cap_mb;
+  const int rank = options.tensor ? options.tensor->rank() : 0, degree = options.tensor ? options.tensor->size() : 1;
+  return std::make_unique<Stage>(model, Parameters(model, std::move(parameters), rank, degree), std::move(options));
 }
 
 void bind_peers(py::module_& m) {
@@ -102,15 +108,17 @@ void bind_peers(py::module_& m) {
 void bind_stage(py::module_& m) {
   py::class_<Stage>(m, "Stage")
       .def(py::init(&make_stage), py::arg("config_json"), py::arg("first"), py::arg("stage"), py::arg("parameters"),
-           py::arg("pp_group") = py::none(), py::arg("rdp_group") = py::none(), py::arg("peer_timeout") = 300.0,
+           py::arg("pp_group") = py::none(), py::arg("rdp_group") = py::none(), py::arg("tp_group") = py::none(),
+           py::arg("split_sequence") = false, py::arg("prescaled_batch") = true, py::arg("peer_timeout") = 300.0,
            py::arg("seed") = 0, py::arg("bucket_cap_mb") = 25.0)
       .def(
           "begin_step",
-          [](Stage& self, uint64_t step, int microbatches, bool training, bool dropout, uint64_t samples, bool reduce) {
-            self.begin_step({step, microbatches, training, dropout, samples, reduce});
+          [](Stage& self, uint64_t step, int microbatches, bool training, bool dropout, uint64_t first_sample,
+             uint64_t rank_samples, bool reduce) {
+            self.begin_step({step, microbatches, training, dropout, first_sample, rank_samples, reduce});
           },
-          py::arg("step"), py::arg("microbatches"), py::arg("training"), py::arg("dropout"), py::arg("samples") = 0,
-          py::arg("reduce") = true, Unlocked())
+          py::arg("step"), py::arg("microbatches"), py::arg("training"), py::arg("dropout"),
+          py::arg("first_sample") = 0, py::arg("rank_samples") = 0, py::arg("reduce") = true, Unlocked())
       .def(
           "forward",
           [](Stage& self, int microbatch, const std::map<std::string, at::Tensor>& tensors) {

@@ -1,0 +1,116 @@
+#include "nn/block.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <limits>
+
+namespace shardsmith {
+namespace {
+
+// Where a dropout stands in the model, for DropoutContext.
+uint64_t site(int64_t layer, int which) { return 1 + 3 * static_cast<uint64_t>(layer) + static_cast<uint64_t>(which); }
+
+}  // namespace
+
+Block::Block(const ModelDescription& m, const Parameters& p, int64_t layer, const TensorParallel& ranks)
+    : description_(m), layer_(layer), ranks_(ranks) {
+  const std::string name = "transformer.seq_layers." + std::to_string(layer);
+  const std::string attention = name + ".attention.", output = name + ".output.";
+  const auto norm = [&](const std::string& place) {
+    const bool has_bias = m.norm == NormKind::kLayerNorm;
+    return Norm{p.get(place + ".weight"), has_bias ? p.get(place + ".bias") : at::Tensor()};
+  };
+  attention_norm_ = norm(attention + "pre_layernorm");
+  output_norm_ = norm(output + "pre_layernorm");
+  qkv_ = p.linears({attention + "query", attention + "key", attention + "value"});
+  dense_ = p.linear(attention + "dense");
+  in_ = m.gated ? p.linears({output + "gate", output + "up"}) : p.linears({output + "dense1"});
+  out_ = p.linear(output + (m.gated ? "down" : "dense2"));
+  heads_ = m.num_attention_heads / ranks.size();
+  kv_heads_ = std::max<int64_t>(1, m.num_key_value_heads / ranks.size());
+  kv_copies_ = static_cast<int>(std::max<int64_t>(1, ranks.size() / m.num_key_value_heads));
+  scale_ = m.scale_attention >= 0 ? m.scale_attention : 1.0 / std::sqrt(static_cast<double>(m.attention_head_size));
+  if (m.scale_by_inverse_layer) scale_ /= static_cast<double>(layer + 1);
+}
+
+at::Tensor Block::normed(const at::Tensor& x, const Norm& norm) const {
+  return normalize(x, ranks_.replicated(norm.weight), ranks_.replicated(norm.bias), description_.norm,
+                   description_.layernorm_epsilon);
+}
+
+at::Tensor Block::by_rows(const Linear& linear, const at::Tensor& x) const {
+  if (ranks_.size() == 1) return linear(x);
+  const at::Tensor y = ranks_.leave(linear.product(x));
+  return linear.bias.defined() ? y + ranks_.replicated(linear.bias) : y;
+}
+
+at::Tensor Block::hidden_dropout(const at::Tensor& x, int which, const BlockContext& context) const {
+  const int64_t first = ranks_.positions(context.sequence).begin * description_.hidden_size;
+  return dropout(x, description_.hidden_dropout, site(layer_, which), context.dropout, static_cast<uint64_t>(first));
+}
+
+at::Tensor Block::attend(const at::Tensor& x, const BlockContext& context) const {
+  const int64_t d = description_.attention_head_size;
+  const at::Tensor in = ranks_.enter(x, context.sequence);
+  const int64_t batch = in.size(0), sequence = in.size(1);
+  at::Tensor q, k, v;  // (B, S, n, d)
+  if (qkv_.size() == 1) {
+    const std::vector<at::Tensor> parts = qkv_[0](in).split_with_sizes({heads_ * d, kv_heads_ * d, kv_heads_ * d}, -1);
+    q = parts[0], k = parts[1], v = parts[2];
+  } else {
+    const auto shared = [&](const Linear& linear) {
+      return Linear{ranks_.shared(linear.weight, kv_copies_), ranks_.shared(linear.bias, kv_copies_), linear.in_out};
+    };
+    q = qkv_[0](in), k = shared(qkv_[1])(in), v = shared(qkv_[2])(in);
+  }
+  q = q.view({batch, sequence, heads_, d}), k = k.view({batch, sequence, kv_heads_, d});
+  v = v.view({batch, sequence, kv_heads_, d});
+  if (description_.position == PositionKind::kRotary) {
+    q = rotate(q, *context.rotary, context.positions);
+    k = rotate(k, *context.rotary, context.positions);
+  }
+  const at::Tensor y = scores_and_sum(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), context);
+  return by_rows(dense_, y.transpose(1, 2).reshape({batch, sequence, heads_ * d}));
+}
+
+// q [B, n, S, d], k and v [B, kv, S, d] -> [B, n, S, d].
+at::Tensor Block::scores_and_sum(const at::Tensor& q, at::Tensor k, at::Tensor v, const BlockContext& context) const {
+  const ModelDescription& m = description_;
+  const at::Tensor& mask = context.mask;
+  if (!context.dropout.active || m.attention_dropout <= 0) {
+    return at::scaled_dot_product_attention(q, k, v, mask.defined() ? std::optional<at::Tensor>(mask) : std::nullopt,
+                                            0.0, m.causal && !mask.defined(), scale_, heads_ != kv_heads_);
+  }
+  // torch's fused kernels draw their masks from a generator; ours come from a function, so the probabilities are
+  // spelled out here.
+  const int64_t sequence = q.size(2);
+  if (kv_heads_ != heads_) {
+    k = k.repeat_interleave(heads_ / kv_heads_, 1);
+    v = v.repeat_interleave(heads_ / kv_heads_, 1);
+  }
+  at::Tensor scores = at::matmul(q, k.transpose(2, 3)) * scale_;
+  at::Tensor seen = mask;
+  if (!seen.defined() && m.causal) seen = at::ones({sequence, sequence}, q.options().dtype(at::kBool)).tril();
+  if (seen.defined()) scores = scores.masked_fill(at::logical_not(seen), -std::numeric_limits<float>::infinity());
+  at::Tensor p = at::softmax(scores, -1, scores.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+  const auto first = static_cast<uint64_t>(ranks_.rank() * heads_ * sequence * sequence);
+  p = dropout(p, m.attention_dropout, site(layer_, 0), context.dropout, first).to(v.scalar_type());
+  return at::matmul(p, v);
+}
+
+at::Tensor Block::feed_forward(const at::Tensor& x, const BlockContext& context) const {
+  const Activation activation = description_.activation;
+  const at::Tensor in = ranks_.enter(x, context.sequence);
+  if (!description_.gated) return by_rows(out_, activate(in_[0](in), activation));
+  if (in_.size() == 2) return by_rows(out_, gated(in_[0](in), in_[1](in), activation));
+  const std::vector<at::Tensor> halves = in_[0](in).chunk(2, -1);
+  return by_rows(out_, gated(halves[0], halves[1], activation));
+}
+
+at::Tensor Block::forward(const at::Tensor& x, const BlockContext& context) const {
+  const at::Tensor h = x + hidden_dropout(attend(normed(x, attention_norm_), context), 1, context);
+  return h + hidden_dropout(feed_forward(normed(h, output_norm_), context), 2, context);
+}
+
+}  // namespace shardsmith

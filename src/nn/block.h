@@ -1,0 +1,57 @@
+// Attention and feed-forward of one block: this tensor-parallel rank's heads and its part of the MLP.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "family/description.h"
+#include "nn/dropout.h"
+#include "nn/functional.h"
+#include "nn/parameters.h"
+#include "nn/tensor_parallel.h"
+
+namespace shardsmith {
+
+// What all blocks of a stage are told of a microbatch.
+struct BlockContext {
+  int64_t sequence = 0;  // positions of the whole sequence
+  at::Tensor mask;       // undefined (all seen, or causal only) or bool [B, 1, S, S], true = attended
+  at::Tensor positions;  // [B, S] int64, or undefined for 0..S-1
+  const RotaryTable* rotary = nullptr;
+  DropoutContext dropout;
+};
+
+class Block {
+ public:
+  // `ranks` must outlive it.
+  Block(const ModelDescription& description, const Parameters& parameters, int64_t layer, const TensorParallel& ranks);
+  // x [B, ranks.positions(S).count, H] -> the same shape.
+  at::Tensor forward(const at::Tensor& x, const BlockContext& context) const;
+
+ private:
+  struct Norm {
+    at::Tensor weight, bias;
+  };
+  at::Tensor normed(const at::Tensor& x, const Norm& norm) const;
+  at::Tensor attend(const at::Tensor& x, const BlockContext& context) const;
+  at::Tensor feed_forward(const at::Tensor& x, const BlockContext& context) const;
+  at::Tensor scores_and_sum(const at::Tensor& q, at::Tensor k, at::Tensor v, const BlockContext& context) const;
+  at::Tensor hidden_dropout(const at::Tensor& x, int which, const BlockContext& context) const;
+  // The second product of a pair: each rank's summand, summed, and the bias once.
+  at::Tensor by_rows(const Linear& linear, const at::Tensor& x) const;
+
+  ModelDescription description_;
+  int64_t layer_;
+  const TensorParallel& ranks_;
+  int64_t heads_, kv_heads_;  // this rank's
+  int kv_copies_ = 1;         // ranks that hold the same KV head
+  double scale_;
+  Norm attention_norm_, output_norm_;
+  std::vector<Linear> qkv_;  // one fused or three
+  Linear dense_;
+  std::vector<Linear> in_;  // gate and up, or dense1
+  Linear out_;              // down, or dense2
+};
+
+}  // namespace shardsmith
