@@ -6,6 +6,7 @@ execute_process(
 find_package(Torch REQUIRED PATHS ${torch_root}/share/cmake NO_DEFAULT_PATH)
 
 file(GLOB engine_sources CONFIGURE_DEPENDS src/comm/*.cc src/nn/*.cc src/pipeline/*.cc src/optim/*.cc)
+list(REMOVE_ITEM engine_sources ${concurrency_sources})
 add_library(shardsmith_engine STATIC ${engine_sources})
 # torch's headers are not ours to warn about.
 target_include_directories(shardsmith_engine SYSTEM PUBLIC ${TORCH_INCLUDE_DIRS})

@@ -38,10 +38,12 @@ class Stage:
         peer_timeout: float = 300.0,
         seed: int = 0,
         bucket_cap_mb: float = 25.0,
+        pipeline: str = "interleaved",  # or "simple"
+        active_microbatches: int = 0,  # that may hold activations at once; 0: stages + 2
     ) -> None: ...
 
     # Main thread, before the microbatches' threads. `samples` is the global number of the first sample of this replica's
-    # batch (for dropout masks). training: order 1F1B; otherwise all forwards.
+    # batch (for dropout masks). training: the order of `pipeline`; otherwise all forwards.
     def begin_step(self, step: int, microbatches: int, training: bool, dropout: bool, samples: int = 0,
                    reduce: bool = True) -> None: ...
     # One thread a microbatch (any thread when there is one stage). Waits for its turn in the schedule with the GIL

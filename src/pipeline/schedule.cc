@@ -6,16 +6,45 @@
 
 namespace shardsmith {
 
-std::vector<Task> one_forward_one_backward(int stage, int stages, int microbatches) {
-  const int warm_up = std::min(microbatches, stages - stage - 1);
-  std::vector<Task> order;
-  order.reserve(2 * static_cast<size_t>(microbatches));
+namespace {
+
+// Forwards of the first `warm_up` microbatches, then forwards and backwards in turn, then the backwards that are left.
+void one_forward_one_backward(int warm_up, int microbatches, std::vector<Task>& order) {
   for (int i = 0; i < warm_up; ++i) order.push_back({Task::Kind::kForward, i});
   for (int i = warm_up; i < microbatches; ++i) {
     order.push_back({Task::Kind::kForward, i});
     order.push_back({Task::Kind::kBackward, i - warm_up});
   }
   for (int i = microbatches - warm_up; i < microbatches; ++i) order.push_back({Task::Kind::kBackward, i});
+}
+
+}  // namespace
+
+ScheduleKind schedule_kind(const std::string& word) {
+  if (word == "interleaved") return ScheduleKind::kInterleaved;
+  if (word == "simple") return ScheduleKind::kSimple;
+  fail(ErrorKind::kInvalidArgument, "pipeline must be interleaved or simple, not '", word, "'");
+}
+
+int default_active_microbatches(int stages, int microbatches) { return std::min(stages + 2, microbatches); }
+
+std::vector<Task> training_order(ScheduleKind kind, int stage, int stages, int microbatches, int active) {
+  if (stage < 0 || stage >= stages)
+    fail(ErrorKind::kInvalidArgument, "there is no pipeline stage ", stage, " of ", stages);
+  if (microbatches < 1 || active < 1)
+    fail(ErrorKind::kInvalidArgument, microbatches, " microbatches, ", active,
+         " of them active: both must be at least 1");
+  std::vector<Task> order;
+  order.reserve(2 * static_cast<size_t>(microbatches));
+  if (kind == ScheduleKind::kInterleaved) {
+    one_forward_one_backward(std::min({microbatches, stages - stage - 1, active - 1}), microbatches, order);
+    return order;
+  }
+  for (int begin = 0; begin < microbatches; begin += std::min(active, microbatches)) {
+    const int end = begin + std::min(active, microbatches - begin);
+    for (int i = begin; i < end; ++i) order.push_back({Task::Kind::kForward, i});
+    for (int i = begin; i < end; ++i) order.push_back({Task::Kind::kBackward, i});
+  }
   return order;
 }
 

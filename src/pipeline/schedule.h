@@ -15,10 +15,25 @@ struct Task {
   bool operator==(const Task&) const = default;
 };
 
-// One forward, one backward (Narayanan et al., "PipeDream-Flush"): stage s of p first runs min(m, p - s - 1) forwards,
-// then alternates, then drains. At most p - s microbatches hold activations.
-std::vector<Task> one_forward_one_backward(int stage, int stages, int microbatches);
-// All forwards in order, for evaluation.
+// How a stage orders its work.
+//   kInterleaved: one forward, one backward (Narayanan et al., "PipeDream-Flush"): stage s of p first runs
+//                 min(m, p - s - 1) forwards, then alternates, then drains. At most p - s microbatches hold
+//                 activations.
+//   kSimple:      all forwards, then all backwards, both ascending.
+enum class ScheduleKind { kInterleaved, kSimple };
+// The word of the configuration, "interleaved" or "simple". Throws kInvalidArgument for any other.
+ScheduleKind schedule_kind(const std::string& word);
+
+// How many microbatches may hold activations at once where nobody says: two more than there are stages, at most all.
+int default_active_microbatches(int stages, int microbatches);
+
+// The work of stage `stage` of `stages` in a training step. On no stage do more than `active` microbatches hold
+// activations: interleaved then runs at most `active` - 1 forwards ahead, simple works through groups of `active`
+// microbatches. Every limit is free of deadlocks: a stage never runs fewer forwards ahead than the one after it. Below
+// `stages` it makes the pipeline's bubble longer. Throws kInvalidArgument unless 0 <= stage < stages and the counts are
+// at least 1.
+std::vector<Task> training_order(ScheduleKind kind, int stage, int stages, int microbatches, int active);
+// All forwards in order, for evaluation: nothing is held, so nothing is limited.
 std::vector<Task> all_forward(int microbatches);
 
 // Lets threads, one a microbatch, run their tasks one at a time in the order of a schedule.

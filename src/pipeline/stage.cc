@@ -22,12 +22,18 @@ at::TensorOptions activation_options(const Parameters& parameters) {
   return parameters.held().front().second.options().requires_grad(false);
 }
 
-std::vector<Task> order_of(const Stage::Step& step, int stage, int stages, bool together) {
-  if (step.training) return one_forward_one_backward(stage, stages, step.microbatches);
+std::vector<Task> order_of(const Stage::Step& step, const StageOptions& options, bool together) {
+  const int stages = options.partition.stages(), count = step.microbatches;
+  if (step.training) {
+    const int active =
+        options.active_microbatches ? options.active_microbatches : default_active_microbatches(stages, count);
+    return training_order(options.schedule, options.stage, stages, count, active);
+  }
   // Where several ranks compute logits together they do so in the order of the microbatches: the next one waits until
   // the function of this one has ended, as if it went backward.
-  if (together && stage == stages - 1) return one_forward_one_backward(stage, stages, step.microbatches);
-  return all_forward(step.microbatches);
+  if (together && options.stage == stages - 1)
+    return training_order(ScheduleKind::kInterleaved, options.stage, stages, count, count);
+  return all_forward(count);
 }
 
 // A turn that wakes the others with an error if its work throws.
@@ -80,7 +86,7 @@ void Stage::begin_step(const Step& step) {
   outgoing_.clear();
   backwards_ = 0;
   if (step.training) tied_.begin_step();
-  turns_.begin(order_of(step, options_.stage, stages(), ranks_.size() > 1));
+  turns_.begin(order_of(step, options_, ranks_.size() > 1));
 }
 
 void Stage::post_forward_receive(int microbatch, const Inputs& like) {
@@ -201,7 +207,7 @@ std::vector<at::Tensor> Stage::run_step(const Step& step, const std::vector<Inpu
   begin_step(step);
   std::vector<at::Tensor> losses(microbatches.size());
   std::vector<Pending> remote(microbatches.size());
-  for (const Task& task : order_of(step, options_.stage, stages(), ranks_.size() > 1)) {
+  for (const Task& task : order_of(step, options_, ranks_.size() > 1)) {
     const auto i = static_cast<size_t>(task.microbatch);
     if (task.kind == Task::Kind::kForward) {
       remote[i] = start_forward(task.microbatch, microbatches.at(i));

@@ -35,6 +35,8 @@ struct StageOptions {
   bool prescaled_batch = true;
   uint64_t seed = 0;  // of dropout masks
   double bucket_cap_mb = 25;
+  ScheduleKind schedule = ScheduleKind::kInterleaved;
+  int active_microbatches = 0;  // that may hold activations at once; 0: default_active_microbatches()
 };
 
 class Stage {
@@ -46,7 +48,7 @@ class Stage {
   struct Step {
     uint64_t number = 0;
     int microbatches = 1;
-    bool training = true;  // 1F1B; false: forwards only
+    bool training = true;  // by StageOptions::schedule; false: forwards only
     bool dropout = false;
     uint64_t first_sample = 0;  // global number of this replica's first sample
     uint64_t rank_samples = 0;  // samples that each tp rank brings to the step, where they bring their own

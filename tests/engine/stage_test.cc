@@ -204,7 +204,8 @@ TEST(Stage, TiedGradientsOfUnreducedStepsAreSummedOnce) {
   const auto train = [&](Stage& stage, int number, bool reduce) {
     stage.begin_step({static_cast<uint64_t>(number), 2, true, false, 0, 0, reduce});
     std::vector<at::Tensor> losses(2);
-    for (const Task& task : one_forward_one_backward(stage.is_first() ? 0 : 1, stage.stages(), 2)) {
+    for (const Task& task :
+         training_order(ScheduleKind::kInterleaved, stage.is_first() ? 0 : 1, stage.stages(), 2, 2)) {
       if (task.kind == Task::Kind::kForward)
         losses[static_cast<size_t>(task.microbatch)] =
             stage.forward(task.microbatch, all[static_cast<size_t>(task.microbatch)]);

@@ -62,7 +62,8 @@ std::unique_ptr<Stage> make_stage(const std::string& config_json, const std::vec
                                   const std::optional<GroupHandle>& pp_group,
                                   const std::optional<GroupHandle>& rdp_group,
                                   const std::optional<GroupHandle>& tp_group, bool split_sequence, bool prescaled_batch,
-                                  double peer_timeout, uint64_t seed, double bucket_cap_mb) {
+                                  double peer_timeout, uint64_t seed, double bucket_cap_mb, const std::string& pipeline,
+                                  int active_microbatches) {
   const FamilyModel model = describe_model(parse_json(config_json, "the model's config"));
   StageOptions options;
   options.partition = Partition{first};
@@ -74,6 +75,8 @@ std::unique_ptr<Stage> make_stage(const std::string& config_json, const std::vec
   options.prescaled_batch = prescaled_batch;
   options.seed = seed;
   options.bucket_cap_mb = bucket_cap_mb;
+  options.schedule = schedule_kind(pipeline);
+  options.active_microbatches = active_microbatches;
   const int rank = options.tensor ? options.tensor->rank() : 0, degree = options.tensor ? options.tensor->size() : 1;
   return std::make_unique<Stage>(model, Parameters(model, std::move(parameters), rank, degree), std::move(options));
 }
@@ -110,7 +113,8 @@ void bind_stage(py::module_& m) {
       .def(py::init(&make_stage), py::arg("config_json"), py::arg("first"), py::arg("stage"), py::arg("parameters"),
            py::arg("pp_group") = py::none(), py::arg("rdp_group") = py::none(), py::arg("tp_group") = py::none(),
            py::arg("split_sequence") = false, py::arg("prescaled_batch") = true, py::arg("peer_timeout") = 300.0,
-           py::arg("seed") = 0, py::arg("bucket_cap_mb") = 25.0)
+           py::arg("seed") = 0, py::arg("bucket_cap_mb") = 25.0, py::arg("pipeline") = "interleaved",
+           py::arg("active_microbatches") = 0)
       .def(
           "begin_step",
           [](Stage& self, uint64_t step, int microbatches, bool training, bool dropout, uint64_t first_sample,

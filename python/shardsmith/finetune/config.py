@@ -26,6 +26,10 @@ class FinetuneConfig(pydantic.BaseModel):
     pipeline_parallel_degree: int = Field(1, ge=1, description="stages that the layers are split over")
     tensor_parallel_degree: int = Field(1, ge=1, description="only 1 in this version")
     microbatches: int | None = Field(None, ge=1, description="per batch; default: up to 8 where there are several stages")
+    pipeline: Literal["interleaved", "simple"] = Field(
+        "interleaved", description="interleaved: a backward as soon as it can be; simple: all forwards first")
+    active_microbatches: int | None = Field(
+        None, ge=1, description="at most so many hold activations at once; default: stages + 2")
     threads: int | None = Field(None, ge=1, description="CPU threads of a process; default: cores / processes")
 
     per_device_train_batch_size: int = Field(8, ge=1, description="sequences of a replica in one forward and backward")

@@ -49,6 +49,7 @@ class Run:
             torch.set_num_threads(config.threads)
         smp.init({
             "pipeline_parallel_degree": config.pipeline_parallel_degree, "microbatches": self.plan.microbatches,
+            "pipeline": config.pipeline, "active_microbatches": config.active_microbatches,
             "tensor_parallel_degree": config.tensor_parallel_degree, "ddp": self.plan.replicas > 1,
             "peer_timeout": config.peer_timeout,
         })

@@ -148,7 +148,8 @@ class DistributedModel(nn.Module):
         self._stage = _engine.Stage(
             self._config_text, self._first, state.stage, dict(self._local), state.groups["engine_pp"],
             state.groups["engine_rdp"], peer_timeout=state.limits.communication,
-            seed=self._seed & (2**63 - 1), bucket_cap_mb=self._bucket_cap_mb)
+            seed=self._seed & (2**63 - 1), bucket_cap_mb=self._bucket_cap_mb,
+            pipeline=state.cfg.pipeline, active_microbatches=state.cfg.active_microbatches)
         if self._needs_sync and state.size > 1:
             self.guarded(self._stage.sync_parameters)
 

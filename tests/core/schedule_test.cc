@@ -1,0 +1,171 @@
+#include "pipeline/schedule.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <limits>
+#include <set>
+#include <thread>
+
+#include "base/error.h"
+#include "pipeline_simulator.h"
+
+namespace shardsmith::test {
+namespace {
+
+using Kind = Task::Kind;
+
+std::vector<std::vector<Task>> orders_of(ScheduleKind kind, int stages, int microbatches, int active) {
+  std::vector<std::vector<Task>> orders;
+  for (int s = 0; s < stages; ++s) orders.push_back(training_order(kind, s, stages, microbatches, active));
+  return orders;
+}
+
+void for_all_schedules(const std::function<void(ScheduleKind, int stages, int microbatches, int active)>& check) {
+  for (const ScheduleKind kind : {ScheduleKind::kInterleaved, ScheduleKind::kSimple})
+    for (int stages = 1; stages <= 8; ++stages)
+      for (int m = 1; m <= 8; ++m)
+        for (int active = 1; active <= 8; ++active) {
+          SCOPED_TRACE(testing::Message() << (kind == ScheduleKind::kSimple ? "simple, " : "interleaved, ") << stages
+                                          << " stages, " << m << " microbatches, " << active << " active");
+          check(kind, stages, m, active);
+        }
+}
+
+TEST(Schedule, EveryMicrobatchGoesForwardThenBackwardOnce) {
+  for_all_schedules([](ScheduleKind kind, int stages, int m, int active) {
+    for (const std::vector<Task>& order : orders_of(kind, stages, m, active)) {
+      std::set<int> forward, backward;
+      for (const Task& task : order) {
+        if (task.kind == Kind::kForward) {
+          EXPECT_EQ(static_cast<size_t>(task.microbatch), forward.size()) << "forwards ascend";
+          EXPECT_TRUE(forward.insert(task.microbatch).second);
+        } else {
+          EXPECT_TRUE(forward.contains(task.microbatch));
+          EXPECT_EQ(static_cast<size_t>(task.microbatch), backward.size()) << "backwards ascend";
+          EXPECT_TRUE(backward.insert(task.microbatch).second);
+        }
+      }
+      EXPECT_EQ(forward.size(), static_cast<size_t>(m));
+      EXPECT_EQ(backward.size(), static_cast<size_t>(m));
+    }
+  });
+}
+
+// Whether sends never wait, may pile up a little, or are each a rendezvous, as a transport without buffers makes them.
+TEST(Schedule, NoStageWaitsForEver) {
+  for_all_schedules([](ScheduleKind kind, int stages, int m, int active) {
+    const auto orders = orders_of(kind, stages, m, active);
+    for (const std::optional<size_t> in_flight : {std::optional<size_t>(), {2}, {1}})
+      EXPECT_TRUE(simulate(orders, in_flight).finished) << "sends in flight: " << (in_flight ? *in_flight : 99);
+  });
+}
+
+TEST(Schedule, AtMostTheActiveMicrobatchesHoldActivations) {
+  for_all_schedules([](ScheduleKind kind, int stages, int m, int active) {
+    const Simulated result = simulate(orders_of(kind, stages, m, active), std::nullopt);
+    for (int s = 0; s < stages; ++s) {
+      const int most = kind == ScheduleKind::kSimple ? std::min(m, active) : std::min({m, active, stages - s});
+      EXPECT_EQ(result.most_held[static_cast<size_t>(s)], most) << "stage " << s;
+    }
+  });
+}
+
+// With enough active microbatches the bubble of both is p - 1 forwards and p - 1 backwards (Narayanan et al.
+// 2021, 2.2).
+TEST(Schedule, TheBubbleIsAsShortAsItCanBe) {
+  for_all_schedules([](ScheduleKind kind, int stages, int m, int active) {
+    const Simulated result = simulate(orders_of(kind, stages, m, active), std::nullopt);
+    const int best = 2 * m + 2 * (stages - 1);
+    if (active >= (kind == ScheduleKind::kSimple ? m : std::min(m, stages))) {
+      EXPECT_EQ(result.slots, best);
+    } else {
+      EXPECT_GE(result.slots, best);
+    }
+    // One at a time: every microbatch goes down and up the whole pipeline.
+    if (active == 1) {
+      EXPECT_EQ(result.slots, 2 * stages * m);
+    }
+  });
+}
+
+TEST(Schedule, TheSimulatorSeesAnOrderThatDeadlocks) {
+  // Stage 0 wants microbatch 0's gradient before it forwards microbatch 1, stage 1 forwards both first.
+  const std::vector<std::vector<Task>> orders{
+      {{Kind::kForward, 0}, {Kind::kBackward, 0}, {Kind::kForward, 1}, {Kind::kBackward, 1}},
+      {{Kind::kForward, 0}, {Kind::kForward, 1}, {Kind::kBackward, 0}, {Kind::kBackward, 1}}};
+  EXPECT_FALSE(simulate(orders, std::nullopt).finished);
+}
+
+TEST(Schedule, WordsAndDefaults) {
+  EXPECT_EQ(schedule_kind("interleaved"), ScheduleKind::kInterleaved);
+  EXPECT_EQ(schedule_kind("simple"), ScheduleKind::kSimple);
+  EXPECT_THROW(schedule_kind("_only_forward"), Error);
+  EXPECT_EQ(default_active_microbatches(2, 8), 4);
+  EXPECT_EQ(default_active_microbatches(4, 3), 3);
+  for (const auto& [stage, m, active] : {std::tuple{2, 1, 1}, {-1, 1, 1}, {0, 0, 1}, {0, 1, 0}})
+    EXPECT_THROW(training_order(ScheduleKind::kSimple, stage, 2, m, active), Error);
+  // Far above the microbatches: no overflow.
+  EXPECT_EQ(training_order(ScheduleKind::kSimple, 0, 2, 3, std::numeric_limits<int>::max()).size(), 6u);
+}
+
+TEST(Turns, ThreadsRunInTheScheduleOrder) {
+  constexpr int kMicrobatches = 6;
+  Turns turns;
+  const std::vector<Task> order = training_order(ScheduleKind::kInterleaved, 0, 3, kMicrobatches, kMicrobatches);
+  turns.begin(order);
+  std::vector<Task> seen;  // guarded by the turns themselves
+  std::vector<std::thread> threads;
+  for (int mb = kMicrobatches - 1; mb >= 0; --mb)
+    threads.emplace_back([&, mb] {
+      for (const Kind kind : {Kind::kForward, Kind::kBackward}) {
+        turns.enter({kind, mb});
+        seen.push_back({kind, mb});
+        turns.leave();
+      }
+      turns.finish(mb);
+    });
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(seen, order);
+  EXPECT_NO_THROW(turns.require_done());
+}
+
+TEST(Turns, AFunctionWithoutBackwardIsPassedOver) {
+  Turns turns;
+  turns.begin(training_order(ScheduleKind::kInterleaved, 0, 1, 2, 2));  // F0 B0 F1 B1
+  turns.enter({Kind::kForward, 0});
+  turns.leave();
+  turns.finish(0);
+  turns.enter({Kind::kForward, 1});
+  turns.leave();
+  EXPECT_THROW(turns.require_done(), Error);
+  turns.finish(1);
+  EXPECT_NO_THROW(turns.require_done());
+}
+
+TEST(Turns, AbortWakesWaitersWithItsText) {
+  Turns turns;
+  turns.begin(training_order(ScheduleKind::kInterleaved, 0, 1, 2, 2));
+  std::string text;
+  std::thread waiter([&] {
+    try {
+      turns.enter({Kind::kForward, 1});
+    } catch (const Error& e) {
+      text = e.what();
+    }
+  });
+  turns.abort("microbatch 0 failed");
+  waiter.join();
+  EXPECT_EQ(text, "microbatch 0 failed");
+}
+
+TEST(Turns, CallingTheModelTwiceIsAnError) {
+  Turns turns;
+  turns.begin(training_order(ScheduleKind::kInterleaved, 0, 1, 1, 1));
+  turns.enter({Kind::kForward, 0});
+  turns.leave();
+  EXPECT_THROW(turns.enter({Kind::kForward, 0}), Error);
+}
+
+}  // namespace
+}  // namespace shardsmith::test
