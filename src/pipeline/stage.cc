@@ -22,18 +22,17 @@ at::TensorOptions activation_options(const Parameters& parameters) {
   return parameters.held().front().second.options().requires_grad(false);
 }
 
+// Where several ranks compute logits together they do so in the order of the microbatches: the last stage then goes on
+// to the next one when the function of this one has gone backward or, in evaluation, has ended.
 std::vector<Task> order_of(const Stage::Step& step, const StageOptions& options, bool together) {
   const int stages = options.partition.stages(), count = step.microbatches;
-  if (step.training) {
-    const int active =
-        options.active_microbatches ? options.active_microbatches : default_active_microbatches(stages, count);
-    return training_order(options.schedule, options.stage, stages, count, active);
-  }
-  // Where several ranks compute logits together they do so in the order of the microbatches: the next one waits until
-  // the function of this one has ended, as if it went backward.
-  if (together && options.stage == stages - 1)
-    return training_order(ScheduleKind::kInterleaved, options.stage, stages, count, count);
-  return all_forward(count);
+  const bool in_turn = together && options.stage == stages - 1;
+  if (!step.training && !in_turn) return all_forward(count);
+  const int most = default_active_microbatches(stages, count);
+  int active = options.active_microbatches ? options.active_microbatches : most;
+  // The stages before still run their forwards first: so few that they never wait for the last one to take them.
+  if (together) active = std::min(active, most);
+  return training_order(in_turn ? ScheduleKind::kInterleaved : options.schedule, options.stage, stages, count, active);
 }
 
 // A turn that wakes the others with an error if its work throws.

@@ -52,13 +52,23 @@ TEST(Schedule, EveryMicrobatchGoesForwardThenBackwardOnce) {
   });
 }
 
-// Whether sends never wait, may pile up a little, or are each a rendezvous, as a transport without buffers makes them.
+// Whether sends never wait or, over a transport without buffers, only few may be unreceived.
 TEST(Schedule, NoStageWaitsForEver) {
   for_all_schedules([](ScheduleKind kind, int stages, int m, int active) {
     const auto orders = orders_of(kind, stages, m, active);
     for (const std::optional<size_t> in_flight : {std::optional<size_t>(), {2}, {1}})
       EXPECT_TRUE(simulate(orders, in_flight).finished) << "sends in flight: " << (in_flight ? *in_flight : 99);
   });
+}
+
+// As where ranks of the last stage compute logits together (stage.cc): forwards first on all but the last stage.
+TEST(Schedule, ALastStageThatAlternatesFitsStagesThatDoNot) {
+  for (int stages = 2; stages <= 8; ++stages)
+    for (int m = 1; m <= 40; ++m) {
+      auto orders = orders_of(ScheduleKind::kSimple, stages, m, default_active_microbatches(stages, m));
+      orders.back() = training_order(ScheduleKind::kInterleaved, stages - 1, stages, m, m);
+      EXPECT_TRUE(simulate(orders, 2 * static_cast<size_t>(stages + 1)).finished) << stages << " stages, " << m;
+    }
 }
 
 TEST(Schedule, AtMostTheActiveMicrobatchesHoldActivations) {

@@ -18,6 +18,8 @@ using std::chrono::milliseconds;
 struct Layout {
   int pp = 1, rdp = 1, tp = 1;
   bool split_sequence = false, prescaled_batch = true;
+  ScheduleKind schedule = ScheduleKind::kInterleaved;
+  int active = 0;
   // Ranks that bring samples of their own.
   int feeders() const { return prescaled_batch ? rdp : rdp * tp; }
   std::string text() const {
@@ -51,7 +53,7 @@ Outcome step_with(const char* config, Layout layout, int microbatches, bool drop
                        pipelines.group(mesh.pp_group(rank), rank, "pipeline group"),
                        replicas.group(mesh.rdp_group(rank), rank, "data-parallel group"),
                        slices.group(mesh.tp_group(rank), rank, "tensor-parallel group"), layout.split_sequence,
-                       layout.prescaled_batch, 11, 0.01});
+                       layout.prescaled_batch, 11, 0.01, layout.schedule, layout.active});
   }
   const std::vector<Inputs> all = batch(microbatches * layout.feeders(), 2, 16, 61, 5);
   Outcome outcome;
@@ -181,6 +183,22 @@ TEST(TensorParallelLayouts, ThatCantWorkSaySo) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, Layouts, testing::Combine(testing::Values(kTinyLlama, kTinyGpt2), testing::Bool()));
+
+// The order of the work changes nothing: microbatches go backward in the same order under all.
+TEST(Layouts, EverySchedulesGradientsAreTheSameBits) {
+  const Outcome usual = step_with(kTinyGpt2, {.pp = 4}, 6, false, at::kFloat);
+  for (const ScheduleKind kind : {ScheduleKind::kInterleaved, ScheduleKind::kSimple})
+    for (const int active : {1, 2, 3, 6}) {
+      SCOPED_TRACE(testing::Message() << (kind == ScheduleKind::kSimple ? "simple, " : "interleaved, ") << active);
+      const Outcome other = step_with(kTinyGpt2, {.pp = 4, .schedule = kind, .active = active}, 6, false, at::kFloat);
+      EXPECT_EQ(usual.losses, other.losses);
+      for (const auto& [name, gradient] : usual.gradients)
+        EXPECT_TRUE(at::equal(gradient, other.gradients.at(name))) << name;
+    }
+  const Outcome sliced =
+      step_with(kTinyGpt2, {.pp = 2, .tp = 2, .schedule = ScheduleKind::kSimple}, 6, false, at::kFloat);
+  expect_same(usual, sliced, 1e-3);
+}
 
 TEST(Layouts, TrainTheSameWayForSeveralSteps) {
   const Outcome one = step_with(kTinyLlama, {1, 1}, 4, false, at::kFloat, 6);
