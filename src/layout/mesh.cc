@@ -105,4 +105,31 @@ std::vector<int> Mesh::mp_group(int rank) const {
   return group;
 }
 
+std::vector<int> Mesh::group(Kind kind, int rank) const {
+  switch (kind) {
+    case Kind::kPp:
+      return pp_group(rank);
+    case Kind::kTp:
+      return tp_group(rank);
+    case Kind::kRdp:
+      return rdp_group(rank);
+    case Kind::kDp:
+      return dp_group(rank);
+    case Kind::kMp:
+      break;
+  }
+  return mp_group(rank);
+}
+
+std::vector<std::vector<int>> Mesh::groups(Kind kind) const {
+  std::vector<std::vector<int>> all;
+  std::vector<bool> seen(static_cast<size_t>(world_size()), false);
+  for (int rank = 0; rank < world_size(); ++rank) {
+    if (seen[static_cast<size_t>(rank)]) continue;
+    all.push_back(group(kind, rank));  // its first member is its lowest rank, which is this one
+    for (const int member : all.back()) seen[static_cast<size_t>(member)] = true;
+  }
+  return all;
+}
+
 }  // namespace shardsmith

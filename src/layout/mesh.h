@@ -39,7 +39,13 @@ class Mesh {
   std::vector<int> dp_group(int rank) const;
   std::vector<int> mp_group(int rank) const;
 
+  enum class Kind { kPp, kTp, kRdp, kDp, kMp };
+  // All groups of a kind, each rank in exactly one; each group's members as above, groups by their first member.
+  std::vector<std::vector<int>> groups(Kind kind) const;
+
  private:
+  std::vector<int> group(Kind kind, int rank) const;
+
   int pp_, tp_, rdp_;
   std::string placement_;  // a permutation of D, P, T
 };

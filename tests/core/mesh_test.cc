@@ -3,7 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <numeric>
 #include <set>
+#include <tuple>
 
 #include "base/error.h"
 
@@ -33,6 +37,53 @@ TEST(Mesh, SpreadPutsReplicasNextToEachOther) {
   EXPECT_EQ(mesh.dp_group(0), (Ranks{0, 4, 1, 5}));  // rdp-major, tp runs fastest
 }
 
+// Every rank in exactly one group of each kind, which is the one that it is told; sizes right.
+void check_groups(const Mesh& mesh) {
+  using Of = Ranks (Mesh::*)(int) const;
+  const std::tuple<Mesh::Kind, Of, int> kinds[] = {{Mesh::Kind::kPp, &Mesh::pp_group, mesh.pp_size()},
+                                                   {Mesh::Kind::kTp, &Mesh::tp_group, mesh.tp_size()},
+                                                   {Mesh::Kind::kRdp, &Mesh::rdp_group, mesh.rdp_size()},
+                                                   {Mesh::Kind::kDp, &Mesh::dp_group, mesh.dp_size()},
+                                                   {Mesh::Kind::kMp, &Mesh::mp_group, mesh.mp_size()}};
+  for (const auto& [kind, of, size] : kinds) {
+    Ranks all;
+    int before = -1;
+    for (const Ranks& group : mesh.groups(kind)) {
+      EXPECT_EQ(group.size(), static_cast<size_t>(size));
+      EXPECT_GT(group.front(), before) << "groups by their first member";
+      before = group.front();
+      // The members agree on it. Of large groups a few tell.
+      for (size_t i = 0; i < group.size(); i += std::max<size_t>(1, group.size() / 3)) {
+        EXPECT_EQ((mesh.*of)(group[i]), group);
+      }
+      all.insert(all.end(), group.begin(), group.end());
+    }
+    std::sort(all.begin(), all.end());
+    Ranks every(static_cast<size_t>(mesh.world_size()));
+    std::iota(every.begin(), every.end(), 0);
+    EXPECT_EQ(all, every);
+  }
+}
+
+TEST(Mesh, AHundredThousandRanksTakeNoTime) {
+  std::string letters = "DPT";
+  do {
+    const auto begin = std::chrono::steady_clock::now();
+    const Mesh mesh(100000, 20, 8, letters);
+    size_t groups = 0;
+    for (const Mesh::Kind kind : {Mesh::Kind::kPp, Mesh::Kind::kTp, Mesh::Kind::kRdp, Mesh::Kind::kDp, Mesh::Kind::kMp})
+      groups += mesh.groups(kind).size();
+    for (int rank = 0; rank < mesh.world_size(); ++rank) ASSERT_EQ(mesh.rank(mesh.coordinates(rank)), rank);
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    std::printf("100,000 ranks as %s: %zu groups, %.0f ms\n", letters.c_str(), groups, seconds * 1000);
+    EXPECT_EQ(groups, 5000u + 12500 + 160 + 20 + 625);
+    EXPECT_LT(seconds, 10);  // ten times what is promised, for sanitizers and busy machines
+  } while (std::next_permutation(letters.begin(), letters.end()));
+  check_groups(Mesh(100000, 1, 1));
+  check_groups(Mesh(100000, 100000, 1));
+  check_groups(Mesh(100000, 10, 10, "spread"));
+}
+
 TEST(Mesh, EveryPlacementOfEveryDegreeIsConsistent) {
   std::string letters = "DPT";
   do {
@@ -51,6 +102,7 @@ TEST(Mesh, EveryPlacementOfEveryDegreeIsConsistent) {
             for (int other : mesh.dp_group(r)) EXPECT_EQ(mesh.coordinates(other).pp, c.pp);
             for (int other : mesh.mp_group(r)) EXPECT_EQ(mesh.coordinates(other).rdp, c.rdp);
           }
+          check_groups(mesh);
           // The right-most letter runs fastest.
           const int fastest = letters[2] == 'P' ? pp : letters[2] == 'T' ? tp : rdp;
           if (fastest > 1) {

@@ -1,8 +1,11 @@
 #include "layout/partition.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
+#include <cstdio>
 #include <functional>
 #include <random>
 
@@ -90,6 +93,112 @@ TEST(Partition, TooFewLayersNameBothNumbers) {
   }
   EXPECT_THROW(make_partition(equal_blocks(3), 0), Error);
   EXPECT_THROW(make_partition({-1, {1, 1}, 0}, 1), Error);
+}
+
+// 1,000 layers of uneven cost on any number of stages.
+TEST(Partition, AThousandLayersTakeNoTime) {
+  std::mt19937 random(3);
+  std::uniform_real_distribution<double> cost(0.5, 2);
+  PartitionCosts costs{30, {}, 40};
+  for (int i = 0; i < 1000; ++i) costs.blocks.push_back(i % 7 ? cost(random) : 0);
+  const auto begin = std::chrono::steady_clock::now();
+  for (const int stages : {1, 2, 16, 64, 333, 500, 1000}) EXPECT_EQ(make_partition(costs, stages).stages(), stages);
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  std::printf("seven partitions of 1,000 layers: %.0f ms\n", seconds * 1000);
+  // Ten times what it takes, for sanitizers and busy machines.
+  EXPECT_LT(seconds, 10);
+}
+
+// The parameters of a GPT-2 with four layers, in the order of its module tree.
+const std::vector<PlacedName> kGpt2{{"transformer.wte.weight", -1},     {"transformer.wpe.weight", -1},
+                                    {"transformer.h.0.ln_1.weight", 0}, {"transformer.h.0.mlp.c_fc.weight", 0},
+                                    {"transformer.h.1.ln_1.weight", 1}, {"transformer.h.1.mlp.c_fc.weight", 1},
+                                    {"transformer.h.2.ln_1.weight", 2}, {"transformer.h.2.mlp.c_fc.weight", 2},
+                                    {"transformer.h.3.ln_1.weight", 3}, {"transformer.h.3.mlp.c_fc.weight", 3},
+                                    {"transformer.ln_f.weight", 4},     {"lm_head.weight", 4}};
+
+std::vector<int> wished(const std::vector<PartitionWish>& wishes, int stages = 2, int default_stage = 0) {
+  return manual_partition(kGpt2, 4, stages, wishes, default_stage).first;
+}
+
+TEST(ManualPartition, WishesForLayersBecomeRunsOfLayers) {
+  EXPECT_EQ(wished({{"transformer.h.3", 1}}), (std::vector<int>{0, 3, 4}));
+  EXPECT_EQ(wished({{"transformer.h.0", 0}}, 2, 1), (std::vector<int>{0, 1, 4}));
+  EXPECT_EQ(wished({{"transformer.h.1", 1}, {"transformer.h.2", 1}, {"transformer.h.3", 2}}, 3),
+            (std::vector<int>{0, 1, 3, 4}));
+  EXPECT_EQ(wished({}, 1), (std::vector<int>{0, 4}));
+}
+
+TEST(ManualPartition, TheInnermostWishCounts) {
+  EXPECT_EQ(wished({{"transformer.h", 1}, {"transformer.h.0", 0}}), (std::vector<int>{0, 1, 4}));
+  EXPECT_EQ(wished({{"transformer.h.0", 0}, {"transformer.h", 1}}), (std::vector<int>{0, 1, 4}))
+      << "whatever the order";
+  EXPECT_EQ(wished({{"transformer.h.2", 1}, {"transformer.h.3", 0}, {"transformer.h.3", 1}}),
+            (std::vector<int>{0, 2, 4}))
+      << "of one module the last";
+  // A name is no prefix of another's: h.1 is not around h.10, nor transformer.h around transformer.head.
+  EXPECT_EQ(wished({{"transformer.h.", 0}, {"transformer.h.3.ln", 0}, {"transformer.h.3", 1}}),
+            (std::vector<int>{0, 3, 4}));
+}
+
+TEST(ManualPartition, EndsMayBePlacedWhereTheyBelong) {
+  EXPECT_EQ(wished({{"transformer.wte", 0}, {"lm_head", 1}, {"transformer.ln_f", 1}, {"transformer.h.3", 1}}),
+            (std::vector<int>{0, 3, 4}));
+}
+
+TEST(ManualPartition, WhatCannotBeIsNamed) {
+  const auto refusal = [](const std::vector<PartitionWish>& wishes, int stages = 2, int default_stage = 0) {
+    try {
+      wished(wishes, stages, default_stage);
+      return std::string("nothing was thrown");
+    } catch (const Error& e) {
+      EXPECT_EQ(e.kind(), ErrorKind::kInvalidArgument);
+      return std::string(e.what());
+    }
+  };
+  using testing::HasSubstr;
+  EXPECT_THAT(refusal({{"transformer.h.1", 2}}), HasSubstr("transformer.h.1 is put on stage 2"));
+  EXPECT_THAT(refusal({{"transformer.h.1", 2}}), HasSubstr("0 to 1"));
+  EXPECT_THAT(refusal({{"transformer.h.1", -1}}), HasSubstr("stage -1"));
+  EXPECT_THAT(refusal({}, 2, 2), HasSubstr("default_partition"));
+  EXPECT_THAT(refusal({{"transformer.h.1", 1}}),
+              HasSubstr("layer 2 (transformer.h.2.ln_1.weight) is put on stage 0, layer 1"));
+  EXPECT_THAT(refusal({}), HasSubstr("stage 1 of 2 gets no layer"));
+  EXPECT_THAT(refusal({}, 2, 1), HasSubstr("stage 0 of 2 gets no layer"));
+  EXPECT_THAT(refusal({{"transformer.h.3", 2}}, 3), HasSubstr("stage 1 of 3 gets no layer"));
+  EXPECT_THAT(refusal({{"transformer.h.3.mlp", 1}}), HasSubstr("layer 3 is torn apart: transformer.h.3.ln_1.weight"));
+  EXPECT_THAT(refusal({{"transformer.wpe", 1}, {"transformer.h.3", 1}}),
+              HasSubstr("transformer.wpe.weight is put on stage 1"));
+  EXPECT_THAT(refusal({{"lm_head", 0}, {"transformer.h.3", 1}}), HasSubstr("the last stage, 1"));
+  EXPECT_THAT(refusal({{"transformer", 0}, {"transformer.h.3", 1}}), HasSubstr("transformer.ln_f.weight"));
+  EXPECT_THAT(refusal({}, 5), HasSubstr("4 layers"));
+}
+
+TEST(PartitionDecision, ComesBackFromItsValue) {
+  const Partition partition{{0, 1, 3, 4}};
+  const Value value = parse_json(to_json(partition_value(partition)), "test");
+  EXPECT_EQ(partition_from(value, 4, 3, "p.json"), partition);
+  EXPECT_THROW(partition_from(value, 4, 2, "p.json"), Error);
+  EXPECT_THROW(partition_from(value, 5, 3, "p.json"), Error);
+}
+
+TEST(PartitionDecision, NonsenseIsNamedWithItsFile) {
+  for (const char* text :
+       {"[]", "{}", R"({"layers": 4, "stages": 2})", R"({"layers": 4, "stages": 2, "partition": [0, 4]})",
+        R"({"layers": 4, "stages": 2, "partition": [0, 0, 4]})",
+        R"({"layers": 4, "stages": 2, "partition": [0, 5, 4]})",
+        R"({"layers": 4, "stages": 2, "partition": [1, 2, 4]})",
+        R"({"layers": 4, "stages": 2, "partition": [0, 2, 3]})",
+        R"({"layers": 4, "stages": 2, "partition": [0, "2", 4]})",
+        R"({"layers": 4, "stages": 2, "partition": [0, 1099511627776, 4]})"}) {
+    try {
+      partition_from(parse_json(text, "test"), 4, 2, "p.json");
+      ADD_FAILURE() << text;
+    } catch (const Error& e) {
+      EXPECT_EQ(e.kind(), ErrorKind::kCorrupt) << text;
+      EXPECT_EQ(std::string(e.what()).find("p.json: "), 0u) << e.what();
+    }
+  }
 }
 
 }  // namespace
