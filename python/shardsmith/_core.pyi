@@ -20,17 +20,18 @@ class Mesh:
     def mp_group(self, rank: int) -> list[int]: ...
 
 class Model:
-    """A family's view of one model, from the text of its Hugging Face config.json."""
+    """A family's view of one model, from the text of its Hugging Face config.json: what a tensor-parallel rank holds."""
 
-    def __init__(self, config_json: str) -> None: ...
+    def __init__(self, config_json: str, tp_rank: int = 0, tp_size: int = 1) -> None: ...
     description: dict[str, Any]
-    # (hf name, shape, place, also_last): place -1 embedding, 0..L-1 block, L final norm and head;
+    # (hf name, this rank's shape, place, also_last): place -1 embedding, 0..L-1 block, L final norm and head;
     # also_last: a tied embedding, of which the last stage holds a copy.
     tensors: list[tuple[str, list[int], int, bool]]
     tied_names: list[str]
     ignored_suffixes: list[str]
-    # Pieces of one hf tensor: (logical name, logical shape, permutation, offset in the hf tensor).
-    def pieces(self, hf_name: str) -> list[tuple[str, list[int], list[int], list[int]]]: ...
+    # Pieces of one hf tensor as this rank holds it: (logical name, logical shape, permutation, offset in the hf tensor,
+    # shape of the whole logical tensor, where this rank's part begins in it, neighbouring ranks that hold the same part).
+    def pieces(self, hf_name: str) -> list[tuple[str, list[int], list[int], list[int], list[int], list[int], int]]: ...
     def partition(self, stages: int, memory_weight: float = 0.8, sequence: int = 1024) -> list[int]: ...  # `first`
     def balance(self, first: list[int], memory_weight: float = 0.8, sequence: int = 1024) -> float: ...
     def stage_tensors(self, first: list[int], stage: int) -> list[str]: ...  # hf names

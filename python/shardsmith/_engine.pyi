@@ -32,9 +32,12 @@ class Stage:
         config_json: str,
         first: list[int],  # the partition
         stage: int,
-        parameters: dict[str, torch.Tensor],  # hf name -> local tensor
+        parameters: dict[str, torch.Tensor],  # hf name -> this tensor-parallel rank's tensor
         pp_group: dist.ProcessGroup | None,  # None: one stage
         rdp_group: dist.ProcessGroup | None,  # None: one replica
+        tp_group: dist.ProcessGroup | None = None,  # None: one tensor-parallel rank
+        split_sequence: bool = False,  # each tensor-parallel rank keeps its own positions between layers
+        prescaled_batch: bool = True,  # tensor-parallel ranks bring the same batch, not one each
         peer_timeout: float = 300.0,
         seed: int = 0,
         bucket_cap_mb: float = 25.0,
@@ -42,10 +45,11 @@ class Stage:
         active_microbatches: int = 0,  # that may hold activations at once; 0: stages + 2
     ) -> None: ...
 
-    # Main thread, before the microbatches' threads. `samples` is the global number of the first sample of this replica's
-    # batch (for dropout masks). training: the order of `pipeline`; otherwise all forwards.
-    def begin_step(self, step: int, microbatches: int, training: bool, dropout: bool, samples: int = 0,
-                   reduce: bool = True) -> None: ...
+    # Main thread, before the microbatches' threads. `first_sample` is the global number of the first sample of this
+    # replica's batch (for dropout masks), `rank_samples` how many each tensor-parallel rank brings where they bring their
+    # own. training: order 1F1B; otherwise all forwards.
+    def begin_step(self, step: int, microbatches: int, training: bool, dropout: bool, first_sample: int = 0,
+                   rank_samples: int = 0, reduce: bool = True) -> None: ...
     # One thread a microbatch (any thread when there is one stage). Waits for its turn in the schedule with the GIL
     # released. inputs: input_ids [B, S] int64, optional attention_mask [B, S], position_ids [B, S], labels [B, S];
     # the same on every stage. Returns {"loss": scalar} where labels are given (on stages before the last without a

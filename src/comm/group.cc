@@ -70,7 +70,9 @@ Pending Group::all_gather(const at::Tensor& tensor) {
   c10d::AllgatherOptions options;
   options.timeout = timeout_;
   const std::string what = str("gathering over the ", name_);
-  auto work = named(what, [&] { return backend_of(tensor)._allgather_base(all, own, options); });
+  // gloo compares the shapes of the input and of a share of the output.
+  at::Tensor output = all.view(-1), input = own.view(-1);
+  auto work = named(what, [&] { return backend_of(tensor)._allgather_base(output, input, options); });
   return Pending(std::move(work), all, own, what, timeout_);
 }
 
@@ -81,7 +83,8 @@ Pending Group::reduce_scatter_sum(const at::Tensor& tensor) {
   options.reduceOp = c10d::ReduceOp::SUM;
   options.timeout = timeout_;
   const std::string what = str("summing over the ", name_);
-  auto work = named(what, [&] { return backend_of(tensor)._reduce_scatter_base(own, parts, options); });
+  at::Tensor output = own.view(-1), input = parts.view(-1);
+  auto work = named(what, [&] { return backend_of(tensor)._reduce_scatter_base(output, input, options); });
   return Pending(std::move(work), own, parts, what, timeout_);
 }
 

@@ -79,7 +79,7 @@ class ThreadBackend final : public c10d::Backend {
     const auto size = static_cast<size_t>(input.nbytes());
     return c10::make_intrusive<ThreadWork>([this, output, input, size](auto deadline) {
       at::NoGradGuard no_grad;
-      output.select(0, rank_).copy_(input);
+      output.view({getSize(), -1}).select(0, rank_).copy_(input.reshape({-1}));
       const auto spread = [&](std::vector<std::span<std::byte>>& all) {
         for (size_t r = 0; r < all.size(); ++r) {
           const std::span<std::byte> own = all[r].subspan(r * size, size);
@@ -98,7 +98,7 @@ class ThreadBackend final : public c10d::Backend {
       const at::Tensor parts = input.clone();
       rendezvous_->collective(
           rank_, bytes_of(parts), [&](auto& all) { sum(parts, all); }, deadline);
-      output.copy_(parts.select(0, rank_));
+      output.copy_(parts.view({getSize(), -1}).select(0, rank_).view(output.sizes()));
     });
   }
 

@@ -38,7 +38,7 @@ class TestInit:
         error = refusal(smp_config.resolve, {"microbatch": 2})
         assert error.kind == "invalid_argument" and "did you mean 'microbatches'" in str(error)
 
-    @pytest.mark.parametrize("values", [{"tensor_parallel_degree": 2}, {"sharded_data_parallel_degree": 2},
+    @pytest.mark.parametrize("values", [{"sharded_data_parallel_degree": 2},
                                         {"fp16": True}, {"shard_optimizer_state": True}, {"auto_partition": False}])
     def test_what_is_not_there_says_so(self, values):
         error = refusal(smp_config.resolve, values)

@@ -186,9 +186,9 @@ def test_when_one_rank_dies_or_stalls_the_other_ends_in_time_and_names_it(tmp_pa
 NOT_THERE = [
     "smp.nn.DistributedTransformerLMHead(num_layers=2)", "smp.nn.FusedLayerNorm(8)", "smp.amp.GradScaler()",
     "smp.optimizers.FusedLAMB([])", "smp.set_partition(model, 0)", "smp.partition(0).__enter__()",
-    "smp.set_activation_checkpointing(model)", "smp.tensor_parallelism().__enter__()", "smp.tp_register(object)",
+    "smp.set_activation_checkpointing(model)", "smp.tp_register(object)",
     "smp.patches.checkpoint.checkpoint(model)", "smp.save({}, 'file')", "smp.load('file')", "smp.hvd_average_grads()",
-    "smp.save_checkpoint('folder', 'tag', partial=False)", "smp.model_creation(tensor_parallelism=True).__enter__()",
+    "smp.save_checkpoint('folder', 'tag', partial=False)",
 ]
 
 
@@ -220,7 +220,7 @@ for use in sys.argv[1:]:
 
 
 @pytest.mark.parametrize("key, value", [
-    ("tensor_parallel_degree", 2), ("sharded_data_parallel_degree", 2), ("fp16", True), ("bf16", True),
+    ("sharded_data_parallel_degree", 2), ("fp16", True), ("bf16", True),
     ("offload_activations", True), ("shard_optimizer_state", True), ("auto_partition", False)])
 def test_configuration_that_is_not_there_yet_is_refused(key, value):
     from shardsmith.errors import Error

@@ -11,6 +11,7 @@
 #include "../errors.h"
 #include "base/value.h"
 #include "format/pt.h"
+#include "family/family.h"
 #include "layout/index.h"
 
 namespace shardsmith::python {
@@ -18,6 +19,12 @@ namespace shardsmith::python {
 void bind_layout(pybind11::module_& m);      // meshes, families, partitions, schedules
 void bind_index(pybind11::module_& m);       // readers and Index
 void bind_checkpoint(pybind11::module_& m);  // save, scan, find, verify
+
+// A model, and what one tensor-parallel rank holds of it.
+struct RankModel {
+  FamilyModel whole, local;
+  int rank = 0, degree = 1;
+};
 
 // A tensor in a value tree that was read.
 struct TensorName {

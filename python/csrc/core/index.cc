@@ -125,15 +125,17 @@ void bind_index(py::module_& m) {
       "read_hf", [](const std::string& folder) { return read_hf(local_storage(), folder); }, Unlocked());
   m.def(
       "read_hf_logical",
-      [](const std::string& folder, const FamilyModel& model) {
-        return logical(read_hf(local_storage(), folder), model);
+      [](const std::string& folder, const RankModel& model) {
+        return logical(read_hf(local_storage(), folder), model.whole);
       },
       Unlocked());
   m.def(
       "read_pt", [](const std::string& path) { return read_pt(local_storage(), path); }, Unlocked());
   m.def(
       "read_pt_logical",
-      [](const std::string& path, const FamilyModel& model) { return logical(read_pt(local_storage(), path), model); },
+      [](const std::string& path, const RankModel& model) {
+        return logical(read_pt(local_storage(), path), model.whole);
+      },
       Unlocked());
   m.def(
       "read_partial",

@@ -1,6 +1,7 @@
 // Meshes, families, partitions and schedules.
 #include "bindings.h"
-#include "family/family.h"
+#include "family/local_model.h"
+#include "family/tensor_parallel.h"
 #include "layout/mesh.h"
 #include "layout/partition.h"
 #include "optim/schedule.h"
@@ -31,19 +32,35 @@ py::list tensors_of(const FamilyModel& model) {
   return result;
 }
 
-py::list pieces_of(const FamilyModel& model, const std::string& hf_name) {
+py::list pieces_of(const RankModel& model, const std::string& hf_name) {
   py::list result;
-  for (const FamilyTensor& t : model.tensors) {
-    if (t.hf_name != hf_name) continue;
-    for (const Piece& p : t.pieces) result.append(py::make_tuple(p.name, p.shape, p.permutation, p.offset));
+  const ModelDescription& description = model.whole.description;
+  for (size_t t = 0; t < model.local.tensors.size(); ++t) {
+    if (model.local.tensors[t].hf_name != hf_name) continue;
+    for (size_t i = 0; i < model.local.tensors[t].pieces.size(); ++i) {
+      const Piece &p = model.local.tensors[t].pieces[i], &whole = model.whole.tensors[t].pieces[i];
+      const Box box = tensor_parallel_box(description, p.name, whole.shape, model.rank, model.degree);
+      const int copies = tensor_parallel_copies(description, p.name, whole.shape, model.degree);
+      result.append(py::make_tuple(p.name, p.shape, p.permutation, p.offset, whole.shape, box.offset, copies));
+    }
     return result;
   }
-  fail(ErrorKind::kInvalidArgument, "'", hf_name, "' is not part of a ", model.description.model_type, " model");
+  fail(ErrorKind::kInvalidArgument, "'", hf_name, "' is not part of a ", description.model_type, " model");
 }
 
-std::vector<std::string> names_of_stage(const FamilyModel& model, const std::vector<int>& first, int stage) {
+RankModel make_model(const std::string& json, int rank, int degree) {
+  RankModel model;
+  model.whole = describe_model(parse_json(json, "config.json"));
+  model.local = local_model(model.whole, rank, degree);
+  model.rank = rank;
+  model.degree = degree;
+  return model;
+}
+
+std::vector<std::string> names_of_stage(const RankModel& model, const std::vector<int>& first, int stage) {
   std::vector<std::string> names;
-  for (const size_t i : stage_tensors(model, Partition{first}, stage)) names.push_back(model.tensors[i].hf_name);
+  for (const size_t i : stage_tensors(model.whole, Partition{first}, stage))
+    names.push_back(model.whole.tensors[i].hf_name);
   return names;
 }
 
@@ -75,23 +92,23 @@ void bind_layout(py::module_& m) {
       .def("dp_group", &Mesh::dp_group)
       .def("mp_group", &Mesh::mp_group);
 
-  py::class_<FamilyModel>(m, "Model")
-      .def(py::init([](const std::string& json) { return describe_model(parse_json(json, "config.json")); }))
-      .def_property_readonly("description", [](const FamilyModel& f) { return description_of(f.description); })
-      .def_property_readonly("tensors", &tensors_of)
-      .def_readonly("tied_names", &FamilyModel::tied_names)
-      .def_readonly("ignored_suffixes", &FamilyModel::ignored_suffixes)
+  py::class_<RankModel>(m, "Model")
+      .def(py::init(&make_model), py::arg("config_json"), py::arg("tp_rank") = 0, py::arg("tp_size") = 1)
+      .def_property_readonly("description", [](const RankModel& f) { return description_of(f.whole.description); })
+      .def_property_readonly("tensors", [](const RankModel& f) { return tensors_of(f.local); })
+      .def_property_readonly("tied_names", [](const RankModel& f) { return f.whole.tied_names; })
+      .def_property_readonly("ignored_suffixes", [](const RankModel& f) { return f.whole.ignored_suffixes; })
       .def("pieces", &pieces_of)
       .def(
           "partition",
-          [](const FamilyModel& f, int stages, double memory_weight, int64_t sequence) {
-            return make_partition(model_costs(f, memory_weight, sequence).costs, stages).first;
+          [](const RankModel& f, int stages, double memory_weight, int64_t sequence) {
+            return make_partition(model_costs(f.whole, memory_weight, sequence).costs, stages).first;
           },
           py::arg("stages"), py::arg("memory_weight") = 0.8, py::arg("sequence") = 1024)
       .def(
           "balance",
-          [](const FamilyModel& f, const std::vector<int>& first, double memory_weight, int64_t sequence) {
-            return balance(model_costs(f, memory_weight, sequence).costs, Partition{first});
+          [](const RankModel& f, const std::vector<int>& first, double memory_weight, int64_t sequence) {
+            return balance(model_costs(f.whole, memory_weight, sequence).costs, Partition{first});
           },
           py::arg("first"), py::arg("memory_weight") = 0.8, py::arg("sequence") = 1024)
       .def("stage_tensors", &names_of_stage, py::arg("first"), py::arg("stage"));

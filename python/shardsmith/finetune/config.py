@@ -24,7 +24,7 @@ class FinetuneConfig(pydantic.BaseModel):
 
     nproc_per_node: int = Field(1, ge=1, description="processes to start")
     pipeline_parallel_degree: int = Field(1, ge=1, description="stages that the layers are split over")
-    tensor_parallel_degree: int = Field(1, ge=1, description="only 1 in this version")
+    tensor_parallel_degree: int = Field(1, ge=1, description="ranks that each layer is split over, by heads")
     microbatches: int | None = Field(None, ge=1, description="per batch; default: up to 8 where there are several stages")
     pipeline: Literal["interleaved", "simple"] = Field(
         "interleaved", description="interleaved: a backward as soon as it can be; simple: all forwards first")

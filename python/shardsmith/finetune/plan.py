@@ -17,13 +17,14 @@ _BYTES = 4  # of a parameter; AdamW holds two more of the same size, and a gradi
 class RunPlan:
     world_size: int
     stages: int
+    slices: int  # tensor-parallel ranks of a stage
     replicas: int
     microbatches: int
     batch: int  # per replica
     accumulation: int
     sequence: int
     first: list[int]
-    parameters: list[int]  # of each stage
+    parameters: list[int]  # of a rank of each stage, the largest
     total: int  # of the model, ties once
     config_json: str
     checkpoint_bytes: int
@@ -63,15 +64,15 @@ def read_config_json(folder: str) -> str:
     return text
 
 
-def degrees(config: FinetuneConfig, world_size: int) -> tuple[int, int]:
-    """(stages, replicas)."""
-    if config.tensor_parallel_degree != 1:
-        raise Error("unsupported", f"tensor_parallel_degree: {config.tensor_parallel_degree} is not there in this version")
-    stages = config.pipeline_parallel_degree
-    if world_size % stages:
-        raise Error("invalid_argument", f"pipeline_parallel_degree {stages} does not divide the {world_size} processes: "
-                                        f"{nearest_multiples(world_size, stages)} processes would do")
-    return stages, world_size // stages
+def degrees(config: FinetuneConfig, world_size: int) -> tuple[int, int, int]:
+    """(stages, tensor-parallel ranks of each, replicas)."""
+    stages, slices = config.pipeline_parallel_degree, config.tensor_parallel_degree
+    if world_size % (stages * slices):
+        asked = f"pipeline_parallel_degree {stages}"
+        asked += f" x tensor_parallel_degree {slices} do" if slices > 1 else " does"
+        raise Error("invalid_argument", f"{asked} not divide the {world_size} processes: "
+                                        f"{nearest_multiples(world_size, stages * slices)} processes would do")
+    return stages, slices, world_size // (stages * slices)
 
 
 def microbatches(config: FinetuneConfig, stages: int) -> int:
@@ -94,7 +95,7 @@ def make_plan(config: FinetuneConfig, world_size: int) -> RunPlan:
         model = _core.Model(text)
     except Error as error:
         raise Error(error.kind, f"{os.path.join(config.model, 'config.json')}: {error}") from None
-    stages, replicas = degrees(config, world_size)
+    stages, slices, replicas = degrees(config, world_size)
     count = microbatches(config, stages)
     eval_batch = config.per_device_eval_batch_size
     if eval_batch is not None and eval_batch % count:
@@ -108,10 +109,14 @@ def make_plan(config: FinetuneConfig, world_size: int) -> RunPlan:
     if stages > layers:
         raise Error("invalid_argument", f"pipeline_parallel_degree {stages} is above the model's {layers} layers")
     first = model.partition(stages, sequence=sequence)
-    sizes = {name: _product(shape) for name, shape, _, _ in model.tensors}
+    try:
+        largest = _core.Model(text, 0, slices)
+    except Error as error:
+        raise Error(error.kind, f"tensor_parallel_degree: {error}") from None
+    sizes = {name: _product(shape) for name, shape, _, _ in largest.tensors}
     parameters = [sum(sizes[name] for name in model.stage_tensors(first, stage)) for stage in range(stages)]
-    total = sum(sizes.values())
-    return RunPlan(world_size, stages, replicas, count, config.per_device_train_batch_size,
+    total = sum(_product(shape) for _, shape, _, _ in model.tensors)
+    return RunPlan(world_size, stages, slices, replicas, count, config.per_device_train_batch_size,
                    config.gradient_accumulation_steps, sequence, first, parameters, total, text,
                    total * _BYTES * 3, model.balance(first, sequence=sequence))
 
@@ -139,7 +144,7 @@ def describe(plan: RunPlan) -> dict[str, Any]:
         # Weight, gradient and AdamW's two moments, in float32.
         stages.append({"stage": stage, "holds": parts, "layers": [begin, end], "parameters": count,
                        "bytes_weights": count * _BYTES, "bytes_training": count * _BYTES * 4})
-    return {"world_size": plan.world_size, "stages": stages, "replicas": plan.replicas, "parameters": plan.total,
+    return {"world_size": plan.world_size, "stages": stages, "tensor_parallel_degree": plan.slices, "replicas": plan.replicas, "parameters": plan.total,
             "balance": round(plan.balance, 4), "checkpoint_bytes": plan.checkpoint_bytes,
             "global_batch": plan.global_batch, "per_device_train_batch_size": plan.batch,
             "gradient_accumulation_steps": plan.accumulation, "microbatches": plan.microbatches,
@@ -148,7 +153,8 @@ def describe(plan: RunPlan) -> dict[str, Any]:
 
 def lines(plan: RunPlan) -> list[str]:
     told = describe(plan)
-    result = [f"{plan.total:,} parameters over {plan.stages} stage{'s' * (plan.stages > 1)}, {plan.replicas} "
+    slices = f" x {plan.slices} tensor-parallel ranks" if plan.slices > 1 else ""
+    result = [f"{plan.total:,} parameters over {plan.stages} stage{'s' * (plan.stages > 1)}{slices}, {plan.replicas} "
               f"replica{'s' * (plan.replicas > 1)} ({plan.world_size} process{'es' * (plan.world_size > 1)}); "
               f"balance {plan.balance:.2f}"]
     for stage in told["stages"]:

@@ -50,7 +50,8 @@ class Run:
         smp.init({
             "pipeline_parallel_degree": config.pipeline_parallel_degree, "microbatches": self.plan.microbatches,
             "pipeline": config.pipeline, "active_microbatches": config.active_microbatches,
-            "tensor_parallel_degree": config.tensor_parallel_degree, "ddp": self.plan.replicas > 1,
+            "tensor_parallel_degree": config.tensor_parallel_degree, "ddp": self.plan.replicas * self.plan.slices > 1,
+            "prescaled_batch": True,  # the tensor-parallel ranks of a replica work on its batch together
             "peer_timeout": config.peer_timeout,
         })
         self.step_number = 0
@@ -86,13 +87,13 @@ class Run:
         return data.pack(tokens, self.plan.sequence, config.eval_fraction, config.eval_max_sequences, config.data)
 
     def _share_tokens(self) -> None:
-        """To the first stages of the other replicas."""
+        """To the other ranks of the first stage."""
         smp, torch = self.smp, self.torch
-        if smp.pp_rank() == 0 and smp.rdp_size() > 1:
+        if smp.pp_rank() == 0 and smp.dp_size() > 1:
             if self.rank == 0:
-                smp.broadcast(torch.from_numpy(self.sequences.tokens), smp.RDP_GROUP)
+                smp.broadcast(torch.from_numpy(self.sequences.tokens), smp.DP_GROUP)
             else:
-                tokens = smp.recv_from(0, smp.RDP_RANK).numpy()
+                tokens = smp.recv_from(0, smp.DP_RANK).numpy()
                 self.sequences = data.Sequences(tokens, self.evaluation, self.digest)
 
     def rows(self, numbers: list[int]) -> Any:
@@ -109,7 +110,7 @@ class Run:
         torch, smp, config = self.torch, self.smp, self.config
         for seed in (torch.manual_seed, random.seed, numpy.random.seed):
             seed(config.seed)
-        with smp.model_creation(dtype=torch.float32):
+        with smp.model_creation(tensor_parallelism=self.plan.slices > 1, dtype=torch.float32):
             model = AutoModelForCausalLM.from_pretrained(config.model)
         accumulation = self.plan.accumulation
         self.model = smp.DistributedModel(model, backward_passes_per_step=accumulation)

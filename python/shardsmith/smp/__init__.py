@@ -9,7 +9,7 @@ from typing import Any
 from shardsmith.errors import Error
 from shardsmith.smp import model
 from shardsmith.smp.checkpoint import resume_from_checkpoint, save_checkpoint
-from shardsmith.smp.creation import delay_param_initialization, model_creation
+from shardsmith.smp.creation import delay_param_initialization, model_creation, set_tensor_parallelism, tensor_parallelism
 from shardsmith.smp.model import DistributedModel
 from shardsmith.smp.optimizer import DistributedOptimizer
 from shardsmith.smp.ranks import *  # noqa: F403
@@ -20,7 +20,8 @@ from shardsmith.smp.stepping import StepOutput, step
 __all__ = [
     "CommGroup", "DistributedModel", "DistributedOptimizer", "Error", "RankType", "StepOutput",
     "delay_param_initialization", "init", "is_initialized", "is_tracing", "model", "model_creation", "num_microbatches",
-    "resume_from_checkpoint", "save_checkpoint", "state", "step",
+    "resume_from_checkpoint", "save_checkpoint", "set_tensor_parallelism", "state", "step",
+    "tensor_parallelism",
 ]
 __all__ += sorted(name for name, value in _ranks.items()
                   if not name.startswith("_") and (getattr(value, "__module__", "") == "shardsmith.smp.ranks"
@@ -29,7 +30,7 @@ __all__ += sorted(name for name, value in _ranks.items()
 # Known names that are not there in this version: using one says so, instead of doing nothing.
 _LATER = frozenset({
     "nn", "amp", "optimizers", "patches", "utils", "sharded_data_parallel_checkpoint", "hvd_average_grads",
-    "tensor_parallelism", "set_tensor_parallelism", "partition", "set_partition", "tp_register",
+    "partition", "set_partition", "tp_register",
     "tp_register_with_module", "set_activation_checkpointing", "save", "load", "wait_for_checkpoint",
 })
 

@@ -15,7 +15,7 @@ from shardsmith.smp import rng, weightless, weights
 from shardsmith.smp.model import DistributedModel
 from shardsmith.smp.optimizer import DistributedOptimizer
 from shardsmith.smp.session import logger, state
-from shardsmith.smp.slices import Staging, make_leaf, pieces_of
+from shardsmith.smp.slices import Staging, make_leaf, pieces
 from shardsmith.smp.values import Encoder, decode
 
 HF_FOLDER = "hf"  # beside the checkpoints: what an export needs besides weights
@@ -97,8 +97,9 @@ def _model_tree(model: DistributedModel, keep: list[torch.Tensor], skip: set[str
     for hf_name, param in model._local.items():
         if hf_name in skip:
             continue
-        for logical, view in pieces_of(model._model, hf_name, param):
-            tree[logical] = make_leaf(view, keep, f"model/{logical}")
+        for piece in pieces(model._model, hf_name):
+            if state.mesh.coordinates(state.rank)[1] % piece.copies == 0:  # what several ranks hold, the first one stores
+                tree[piece.name] = make_leaf(piece.view(param), keep, f"model/{piece.name}", piece)
     return tree
 
 
@@ -238,7 +239,7 @@ def _resume_partial(found: dict[str, Any], load_optimizer: bool) -> Any:
         same_stages = manifest["pp"] == state.mesh.pp_size
         if state.model is not None and state.model._first and same_stages:
             same_stages = list(manifest["first"]) == list(state.model._first)
-        state.pending = weights.Pending(folder, index, logical=True, prefix="model/",
+        state.pending = weights.Pending(folder, index, prefix="model/",
                                         first=list(manifest["first"]) if same_stages else None,
                                         load_optimizer=load_optimizer)
         state.optimizer_steps = int(manifest["step"])
@@ -273,11 +274,8 @@ def _resume_full(found: dict[str, Any], translate_function: Callable[..., Any] |
         if state.model is None:
             raise Error("invalid_argument", "resume_from_checkpoint comes after smp.DistributedModel")
         folder = found["folder"]
-        if found["kind"] == "hf":
-            index, logical = _core.read_hf_logical(folder, state.model._model), True
-        else:
-            index, logical = _core.read_pt(folder), False
-        state.pending = weights.Pending(folder, index, logical=logical)
+        read_logical = _core.read_hf_logical if found["kind"] == "hf" else _core.read_pt_logical
+        state.pending = weights.Pending(folder, read_logical(folder, state.model._model))
         if state.model.partitioned:
             weights.read_parameters(state.model, state.pending)
         companion = os.path.join(found["path"], f"user_content_{found['tag']}")

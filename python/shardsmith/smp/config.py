@@ -26,7 +26,7 @@ class Key:
 _OFF = (False,)
 KEYS: dict[str, Key] = {
     "pipeline_parallel_degree": Key(1, int, minimum=1),
-    "tensor_parallel_degree": Key(1, int, supported=(1,), minimum=1),
+    "tensor_parallel_degree": Key(1, int, minimum=1),
     "sharded_data_parallel_degree": Key(1, int, supported=(1,), minimum=1),
     "microbatches": Key(1, int, minimum=1),
     "active_microbatches": Key(None, int, minimum=1),  # degree + 2, at most microbatches

@@ -26,25 +26,73 @@ _FILE_KEYWORDS = (
 )
 
 
+def _check_keywords(where: str, config: dict[str, Any]) -> None:
+    for name in config:
+        if name not in _TENSOR_PARALLEL_KEYWORDS:
+            raise Error("invalid_argument", f"{where}: unknown keyword '{name}'{did_you_mean(name, _TENSOR_PARALLEL_KEYWORDS)}")
+
+
 @contextmanager
 def model_creation(tensor_parallelism: bool = False, dtype: torch.dtype | None = None,
                    **tensor_parallel_config: Any) -> Iterator[None]:
     """Inside, from_pretrained(folder) builds a model whose weights each rank reads at the partition, its own only;
     with `delayed_parameter_initialization` in the configuration from_config likewise. dtype None: torch's default."""
     cfg = state.require().cfg
-    if tensor_parallelism:
-        raise Error("unsupported", "model_creation(tensor_parallelism=True) is not there in this version")
-    for name in tensor_parallel_config:
-        if name not in _TENSOR_PARALLEL_KEYWORDS:
-            raise Error("invalid_argument",
-                        f"model_creation: unknown keyword '{name}'{did_you_mean(name, _TENSOR_PARALLEL_KEYWORDS)}")
+    _check_keywords("model_creation", tensor_parallel_config)
     with ExitStack() as stack:
         before = torch.get_default_dtype()
         if dtype is not None:
             torch.set_default_dtype(dtype)
             stack.callback(torch.set_default_dtype, before)
         _patch(stack, dtype, cfg.delayed_parameter_initialization)
+        if tensor_parallelism:
+            stack.enter_context(_marked())
         yield
+
+
+TENSOR_PARALLEL_MARK = "_shardsmith_tensor_parallel"  # on a module that was built for it
+
+
+@contextmanager
+def _marked() -> Iterator[None]:
+    """Models made inside are to be split over the tensor-parallel ranks."""
+    from transformers import PreTrainedModel
+
+    plain = PreTrainedModel.__init__
+
+    def marking(self: Any, *args: Any, **kwargs: Any) -> None:
+        plain(self, *args, **kwargs)
+        setattr(self, TENSOR_PARALLEL_MARK, True)
+
+    with mock.patch.object(PreTrainedModel, "__init__", marking):
+        yield
+
+
+@contextmanager
+def tensor_parallelism(enabled: bool = True, **config: Any) -> Iterator[None]:
+    """Models made inside are split over the tensor-parallel ranks by smp.DistributedModel."""
+    state.require()
+    _check_keywords("tensor_parallelism", config)
+    with ExitStack() as stack:
+        if enabled:
+            stack.enter_context(_marked())
+        yield
+
+
+def set_tensor_parallelism(module: Any, enabled: bool = True, **config: Any) -> None:
+    """The same for a model that exists. In this version a model is split as a whole or not at all."""
+    state.require()
+    _check_keywords("set_tensor_parallelism", config)
+    if not hasattr(module, "config"):
+        raise Error("unsupported", f"smp.set_tensor_parallelism takes a whole transformers model in this version, not a "
+                                   f"{type(module).__name__}")
+    setattr(module, TENSOR_PARALLEL_MARK, enabled)
+
+
+def require_tensor_parallelism(module: Any) -> None:
+    if not getattr(module, TENSOR_PARALLEL_MARK, False):
+        raise Error("unsupported", "tensor_parallel_degree is above 1, but this model was not made for it: build it inside "
+                                   "smp.model_creation(tensor_parallelism=True), or call smp.set_tensor_parallelism(model)")
 
 
 @contextmanager

@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 from shardsmith.errors import Error
-from shardsmith.smp import weightless, weights
+from shardsmith.smp import creation, weightless, weights
 from shardsmith.smp.output import ModelOutput
 from shardsmith.smp.session import logger, state
+from shardsmith.smp.slices import cut
 
 if TYPE_CHECKING:
     from shardsmith._engine import Stage
@@ -77,8 +78,13 @@ class DistributedModel(nn.Module):
         self.partitioned = False
         self._bucket_cap_mb = float(bucket_cap_mb)
         self._config_text = weightless.config_text(module)
-        self._model = _core.Model(self._config_text)
+        tp_rank, tp_size = state.group_rank("tp"), len(state.group_members("tp"))
+        self._whole = _core.Model(self._config_text)
+        self._model = _core.Model(self._config_text, tp_rank, tp_size)
         self._check_parameters()
+        if tp_size > 1:
+            creation.require_tensor_parallelism(module)
+            self._slice_parameters()
         self._first: list[int] | None = None  # the partition
         self._stage: Stage | None = None
         self._local: dict[str, nn.Parameter] = {}
@@ -93,7 +99,7 @@ class DistributedModel(nn.Module):
             self.partition()
 
     def _check_parameters(self) -> None:
-        expected = {name: list(shape) for name, shape, _, _ in self._model.tensors}
+        expected = {name: list(shape) for name, shape, _, _ in self._whole.tensors}
         found = {name: list(p.shape) for name, p in self.module.named_parameters()}
         for name in [*expected, *found]:
             if expected.get(name) != found.get(name):
@@ -142,12 +148,25 @@ class DistributedModel(nn.Module):
                     stage, stages, self._first[stage], self._first[stage + 1] - 1,
                     sum(p.numel() for p in self._local.values()), len(self._local), time.monotonic() - begin)
 
+    def _slice_parameters(self) -> None:
+        """Parameters get the shapes of this rank's part, and its values where the module has any."""
+        shapes = {name: shape for name, shape, _, _ in self._model.tensors}
+        weightless_yet = weightless.source_of(self.module) is not None
+        for name, param in self.module.named_parameters():
+            if list(param.shape) == shapes[name]:
+                continue
+            own = torch.empty(shapes[name], dtype=param.dtype, device=param.device)
+            if not weightless_yet:
+                cut(self._whole, self._model, name, param.detach(), own)
+            param.data = own
+
     def _make_stage(self) -> None:
         from shardsmith import _engine
 
         self._stage = _engine.Stage(
             self._config_text, self._first, state.stage, dict(self._local), state.groups["engine_pp"],
-            state.groups["engine_rdp"], peer_timeout=state.limits.communication,
+            state.groups["engine_rdp"], state.groups["engine_tp"], split_sequence=state.cfg.optimize == "memory",
+            prescaled_batch=state.cfg.prescaled_batch, peer_timeout=state.limits.communication,
             seed=self._seed & (2**63 - 1), bucket_cap_mb=self._bucket_cap_mb,
             pipeline=state.cfg.pipeline, active_microbatches=state.cfg.active_microbatches)
         if self._needs_sync and state.size > 1:
@@ -268,8 +287,9 @@ class DistributedModel(nn.Module):
         if self._open:
             self.finish(False)
         self._backward_seen = False
+        feeders = 1 if state.cfg.prescaled_batch else len(state.group_members("tp"))  # of samples, in a replica
         self.stage.begin_step(state.step_calls, microbatches, torch.is_grad_enabled(), self.module.training,
-                              state.group_rank("rdp") * rows,
+                              state.group_rank("rdp") * feeders * rows, rows,
                               (self._passes + 1) % self.backward_passes_per_step == 0)
         state.step_calls += 1
 

@@ -10,7 +10,7 @@ import torch
 from shardsmith.errors import Error
 from shardsmith.smp import weights
 from shardsmith.smp.session import logger, state
-from shardsmith.smp.slices import Staging, make_leaf, piece_view, pieces_of
+from shardsmith.smp.slices import Staging, make_leaf, pieces
 
 STATE = "optimizer/state/"  # names of state tensors in a checkpoint
 _DYNAMIC_ARGUMENTS = ("init_scale", "scale_factor", "scale_window", "min_scale", "delayed_shift", "consecutive_hysteresis")
@@ -164,12 +164,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
             names = []
             for param in group["params"]:
                 hf_name = hf_names[id(param)]
-                pieces = list(pieces_of(model._model, hf_name, param))
-                names += [logical for logical, _ in pieces]
+                names += [piece.name for piece in pieces(model._model, hf_name)]
                 if hf_name in skip or param not in self.optimizer.state:
                     continue
-                for logical, _ in pieces:
-                    states[logical] = {}
+                for piece in pieces(model._model, hf_name):
+                    states[piece.name] = {}
                 for key, value in self.optimizer.state[param].items():
                     self._save_entry(states, hf_name, param, key, value, keep)
             options = {key: _plain_option(value) for key, value in group.items() if key != "params"}
@@ -180,14 +179,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _save_entry(states: dict[str, dict[str, Any]], hf_name: str, param: torch.Tensor, key: str, value: Any,
                     keep: list[torch.Tensor]) -> None:
         shaped = isinstance(value, torch.Tensor) and value.shape == param.shape and value.dim() > 0
-        for logical, shape, permutation, offset in state.model._model.pieces(hf_name):
-            if shaped:
-                states[logical][key] = make_leaf(piece_view(value, shape, permutation, offset), keep,
-                                                 f"{STATE}{logical}/{key}")
-            elif isinstance(value, torch.Tensor):
-                states[logical][key] = make_leaf(value, keep, f"{STATE}{logical}/{key}")
-            else:
-                states[logical][key] = value
+        rank = state.mesh.coordinates(state.rank)[1]
+        for piece in pieces(state.model._model, hf_name):
+            name = f"{STATE}{piece.name}/{key}"
+            if not isinstance(value, torch.Tensor):
+                states[piece.name][key] = value
+            elif shaped and rank % piece.copies == 0:
+                states[piece.name][key] = make_leaf(piece.view(value), keep, name, piece)
+            elif not shaped and rank == 0:  # a counter, the same on every tensor-parallel rank
+                states[piece.name][key] = make_leaf(value, keep, name)
 
     def read_options(self, pending: weights.Pending) -> None:
         """Learning rate and the like, as soon as a checkpoint is asked for: scripts go on to write their own."""
@@ -227,19 +227,19 @@ class DistributedOptimizer(torch.optim.Optimizer):
                        plain: dict[str, dict[str, Any]], staging: Staging, where: str) -> None:
         from shardsmith import _core
 
-        pieces = state.model._model.pieces(hf_name)
-        first, shape = pieces[0][0], pieces[0][1]
+        parts = pieces(state.model._model, hf_name)
+        first, shape = parts[0].name, parts[0].whole
         restored: dict[str, Any] = {}
         for key in keys.get(first, []):
-            for logical, *_ in pieces:
-                if key not in keys.get(logical, []):
-                    raise Error("corrupt", f"{where}: optimizer state {logical}/{key} is missing")
+            for piece in parts:
+                if key not in keys.get(piece.name, []):
+                    raise Error("corrupt", f"{where}: optimizer state {piece.name}/{key} is missing")
             name = f"{STATE}{first}/{key}"
             dtype = getattr(torch, index.dtype(name))
             if list(index.shape(name)) == list(shape) and shape:
                 restored[key] = torch.empty_like(param, dtype=dtype, memory_format=torch.preserve_format).detach()
-                for logical, piece_shape, permutation, offset in pieces:
-                    staging.add(f"{STATE}{logical}/{key}", piece_view(restored[key], piece_shape, permutation, offset))
+                for piece in parts:
+                    staging.add(f"{STATE}{piece.name}/{key}", piece.view(restored[key]), piece)
             else:
                 # Step counters stay on the CPU unless the optimizer is of the kinds that keep them with the parameter.
                 on_device = any(g.get("fused") or g.get("capturable") for g in self.optimizer.param_groups)

@@ -292,7 +292,7 @@ def _make_groups() -> None:
             if state.rank in members:
                 state.members[kind], state.groups[kind] = list(members), made[members]
     # Engine and script must not share a group: two same-shaped collectives in another order give wrong sums.
-    for kind in ("pp", "rdp"):
+    for kind in ("pp", "rdp", "tp"):
         members_of = getattr(state.mesh, f"{kind}_group")
         state.groups[f"engine_{kind}"] = None
         for members in sorted({tuple(members_of(rank)) for rank in range(state.size)}):

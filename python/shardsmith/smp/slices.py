@@ -3,8 +3,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,19 +21,44 @@ def piece_view(tensor: torch.Tensor, shape: list[int], permutation: list[int], o
     return tensor.detach().as_strided(list(shape), strides, start)
 
 
-def pieces_of(model: Any, hf_name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """(logical name, view) of each piece of a local tensor."""
-    for name, shape, permutation, offset in model.pieces(hf_name):
-        yield name, piece_view(tensor, shape, permutation, offset)
+class Piece(NamedTuple):
+    """This rank's part of a logical tensor, as a part of a Hugging Face shaped tensor."""
+
+    name: str
+    shape: list[int]
+    permutation: list[int]  # its dimension d is the tensor's dimension permutation[d]
+    offset: list[int]  # in the tensor
+    whole: list[int]  # the logical tensor's shape
+    box: list[int]  # where this rank's part begins in it
+    copies: int  # neighbouring tensor-parallel ranks that hold the same part
+
+    def view(self, tensor: torch.Tensor) -> torch.Tensor:
+        return piece_view(tensor, self.shape, self.permutation, self.offset)
+
+    def of_whole(self, tensor: torch.Tensor) -> torch.Tensor:
+        """This rank's part of the logical tensor."""
+        for dimension, (begin, length) in enumerate(zip(self.box, self.shape)):
+            tensor = tensor.narrow(dimension, begin, length)
+        return tensor
 
 
-def want(name: str, view: torch.Tensor) -> tuple[Any, ...]:
-    """A whole tensor of an Index, into the memory of a view on CPU."""
+def pieces(model: Any, hf_name: str) -> list[Piece]:
+    return [Piece(*values) for values in model.pieces(hf_name)]
+
+
+def cut(whole_model: Any, model: Any, hf_name: str, whole: torch.Tensor, own: torch.Tensor) -> None:
+    """This rank's part of a whole Hugging Face tensor into its own."""
+    for of_whole, of_own in zip(pieces(whole_model, hf_name), pieces(model, hf_name)):
+        of_own.view(own).copy_(of_own.of_whole(of_whole.view(whole)))
+
+
+def want(name: str, view: torch.Tensor, whole: list[int] | None = None, box: list[int] | None = None) -> tuple[Any, ...]:
+    """A tensor of an Index, or the part of it that begins at `box`, into the memory of a view on CPU."""
     storage = view.untyped_storage()
     begin = view.storage_offset() * view.element_size()
     shape = list(view.shape)
-    return (name, torch_word(view.dtype), shape, [0] * len(shape), shape, storage.data_ptr() + begin,
-            storage.nbytes() - begin, list(view.stride()))
+    return (name, torch_word(view.dtype), shape if whole is None else list(whole), [0] * len(shape) if box is None else
+            list(box), shape, storage.data_ptr() + begin, storage.nbytes() - begin, list(view.stride()))
 
 
 class Staging:
@@ -44,12 +68,12 @@ class Staging:
         self.wants: list[tuple[Any, ...]] = []
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def add(self, name: str, view: torch.Tensor) -> None:
+    def add(self, name: str, view: torch.Tensor, piece: Piece | None = None) -> None:
         if view.device.type != "cpu":
             copy = torch.empty(view.shape, dtype=view.dtype)
             self._copies.append((view, copy))
             view = copy
-        self.wants.append(want(name, view))
+        self.wants.append(want(name, view, piece.whole, piece.box) if piece else want(name, view))
 
     def read(self, index: Any, **options: Any) -> dict[str, Any]:
         report = index.read(self.wants, **options)
@@ -59,8 +83,9 @@ class Staging:
         return report
 
 
-def make_leaf(tensor: torch.Tensor, keep: list[torch.Tensor], name: str = "") -> Any:
-    """The tensor as something that is saved. `keep` holds what must stay alive until then."""
+def make_leaf(tensor: torch.Tensor, keep: list[torch.Tensor], name: str = "", piece: Piece | None = None) -> Any:
+    """The tensor as something that is saved: all of tensor `name` of the checkpoint, or a piece of it. `keep` holds what
+    must stay alive until then."""
     from shardsmith import _core
 
     if tensor.layout != torch.strided:
@@ -69,19 +94,12 @@ def make_leaf(tensor: torch.Tensor, keep: list[torch.Tensor], name: str = "") ->
     keep.append(value)
     storage = value.untyped_storage()
     shape = list(value.shape)
-    options = {"name": name, "global_shape": shape, "box_offset": [0] * len(shape)} if name else {}
+    options: dict[str, Any] = {}
+    if name:
+        options = {"name": name, "global_shape": piece.whole if piece else shape,
+                   "box_offset": piece.box if piece else [0] * len(shape)}
     return _core.Leaf(torch_word(value.dtype), storage.data_ptr(), storage.nbytes(), value.storage_offset(), shape,
                       list(value.stride()), tensor.requires_grad and tensor.is_leaf, **options)
-
-
-def resolve_hf(names: set[str], hf_name: str, tied: list[str]) -> str:
-    """The spelling of a Hugging Face name in a file: with or without the base model's prefix, or a tied name."""
-    candidates = [hf_name, hf_name.partition(".")[2]]
-    candidates += [f"{prefix}{name}" for prefix in ("module.", "_orig_mod.") for name in list(candidates)]
-    for name in candidates + tied:
-        if name and name in names:
-            return name
-    raise Error("corrupt", f"tensor {hf_name} is missing")
 
 
 def initialize(hf_name: str, tensor: torch.Tensor, seed: int, config: dict[str, Any]) -> None:

@@ -4,23 +4,24 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from shardsmith.errors import Error
 from shardsmith.smp import weightless
 from shardsmith.smp.session import logger, state
-from shardsmith.smp.slices import Staging, initialize, pieces_of, resolve_hf
+from shardsmith.smp.slices import Staging, cut, initialize, pieces
 
 if TYPE_CHECKING:
     from shardsmith.smp.model import DistributedModel
 
 
 class Pending:
-    """A checkpoint that has been asked for. `index` has logical names under `prefix`, or Hugging Face names."""
+    """A checkpoint that has been asked for. `index` has logical names under `prefix`."""
 
-    def __init__(self, where: str, index: Any, logical: bool, prefix: str = "", first: list[int] | None = None,
+    def __init__(self, where: str, index: Any, prefix: str = "", first: list[int] | None = None,
                  load_optimizer: bool = False, strict: bool = True):
         self.where = where
         self.index = index
-        self.logical = logical
         self.prefix = prefix
         self.first = first
         self.strict = strict
@@ -44,31 +45,27 @@ def load_model(model: DistributedModel, pending: Pending | None) -> bool:
         from shardsmith import _core
 
         index = _core.read_hf_logical(source.folder, model._model)
-        read_parameters(model, Pending(source.folder, index, logical=True))
+        read_parameters(model, Pending(source.folder, index))
         return False
     config = json.loads(model._config_text)
+    shapes = {name: shape for name, shape, _, _ in model._whole.tensors}
     for name, param in model._local.items():
-        initialize(name, param, model._seed, config)
+        if list(param.shape) == shapes[name]:
+            initialize(name, param, model._seed, config)
+            continue
+        whole = torch.empty(shapes[name], dtype=param.dtype)  # a function of the whole's indices
+        initialize(name, whole, model._seed, config)
+        with torch.no_grad():
+            cut(model._whole, model._model, name, whole, param)
     return False
 
 
 def read_parameters(model: DistributedModel, pending: Pending) -> None:
     staging = Staging()
     index = pending.index
-    if pending.logical:
-        for name, param in model._local.items():
-            for logical, view in pieces_of(model._model, name, param):
-                staging.add(pending.prefix + logical, view)
-    else:
-        names = set(index.names())
-        tied = list(model._model.tied_names)
-        shapes = {name: (shape, also_last) for name, shape, _, also_last in model._model.tensors}
-        for name, param in model._local.items():
-            found = resolve_hf(names, name, tied if shapes[name][1] else [])
-            if list(index.shape(found)) != list(param.shape):
-                raise Error("corrupt", f"{pending.where}: tensor {found} has shape {list(index.shape(found))}, the model "
-                                       f"expects {list(param.shape)}")
-            staging.add(found, param.detach())
+    for name, param in model._local.items():
+        for piece in pieces(model._model, name):
+            staging.add(pending.prefix + piece.name, piece.view(param), piece)
     report = staging.read(index, where=pending.where)
     if report["cast"]:
         logger.warning("[%d] %s: %d tensors are cast to the model's dtype (%s, ...)", state.rank, pending.where,
