@@ -7,6 +7,7 @@ find_package(Torch REQUIRED PATHS ${torch_root}/share/cmake NO_DEFAULT_PATH)
 
 file(GLOB engine_sources CONFIGURE_DEPENDS src/comm/*.cc src/nn/*.cc src/pipeline/*.cc src/optim/*.cc)
 list(REMOVE_ITEM engine_sources ${concurrency_sources})
+list(REMOVE_ITEM engine_sources ${arithmetic_sources})
 add_library(shardsmith_engine STATIC ${engine_sources})
 # torch's headers are not ours to warn about.
 target_include_directories(shardsmith_engine SYSTEM PUBLIC ${TORCH_INCLUDE_DIRS})
@@ -25,9 +26,8 @@ function(shardsmith_extension name)
   target_link_libraries(${name} PRIVATE shardsmith_warnings)
 endfunction()
 
-# schedule_factor is a plain function that the torch-free module offers too.
 file(GLOB core_module_sources CONFIGURE_DEPENDS python/csrc/core/*.cc)
-shardsmith_extension(_core ${core_module_sources} src/optim/schedule.cc)
+shardsmith_extension(_core ${core_module_sources})
 target_link_libraries(_core PRIVATE shardsmith_core)
 
 find_library(TORCH_PYTHON_LIBRARY torch_python PATHS ${torch_root}/lib NO_DEFAULT_PATH REQUIRED)
