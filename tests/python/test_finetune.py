@@ -80,8 +80,8 @@ def test_a_run_learns_and_leaves_what_it_says(models, tmp_path):
     assert all("layernorm" in name or name.endswith("bias") for name in groups[1]["params"])
 
 
-@pytest.mark.parametrize("ranks, stages, accumulation", [(1, 1, 1), (2, 1, 1), (2, 2, 2)])
-def test_every_layout_gives_the_same_losses(models, tmp_path, ranks, stages, accumulation):
+@pytest.mark.parametrize("ranks, stages, slices, accumulation", [(2, 1, 1, 1), (2, 2, 1, 2), (4, 1, 2, 1)])
+def test_every_layout_gives_the_same_losses(models, tmp_path, ranks, stages, slices, accumulation):
     def losses(folder, batch, *more):
         arguments = [*more, "--max-steps", 4, "--per-device-train-batch-size", batch, "--save-steps", 0, "--json"]
         result = finetune(models, tmp_path / folder, *arguments, data="lines.jsonl")
@@ -90,9 +90,9 @@ def test_every_layout_gives_the_same_losses(models, tmp_path, ranks, stages, acc
         return [e["loss"] for e in told if "loss" in e] + [e["eval_loss"] for e in told if "eval_loss" in e]
 
     alone = losses("alone", 4)
-    batch = 4 // (ranks // stages) // accumulation
+    batch = 4 // (ranks // stages // slices) // accumulation
     found = losses("split", batch, "--nproc-per-node", ranks, "--pipeline-parallel-degree", stages,
-                   "--gradient-accumulation-steps", accumulation)
+                   "--tensor-parallel-degree", slices, "--gradient-accumulation-steps", accumulation)
     assert found == pytest.approx(alone, rel=1e-4)
 
 
@@ -173,7 +173,8 @@ def test_mistakes_before_anything_starts(models, tmp_path):
     refused(finetune(models, out, "--nproc-per-node", 3, "--pipeline-parallel-degree", 2), 2, "does not divide the 3 processes")
     refused(finetune(models, out, "--nproc-per-node", 8, "--pipeline-parallel-degree", 8), 2, "above the model's 5 layers")
     refused(finetune(models, out, *TWO_STAGES, "--microbatches", 3), 2, "2 or 4 microbatches")
-    refused(finetune(models, out, "--tensor-parallel-degree", 2), 2, "not there in this version")
+    refused(finetune(models, out, "--tensor-parallel-degree", 2), 2, "tensor_parallel_degree 2", "2 processes would do")
+    refused(finetune(models, out, "--nproc-per-node", 3, "--tensor-parallel-degree", 3), 2, "4 attention heads", "1, 2, 4")
     refused(finetune(models, out, "--max-seq-length", 65), 2, "64 positions")
     refused(finetune(models, out, "--resume-from-checkpoint", "true"), 5, "no complete checkpoint")
     refused(finetune(models, out, "--resume-from-checkpoint", "step9"), 2, "resume step9")
