@@ -27,10 +27,12 @@ class Model:
     # (hf name, shape, place, also_last): place -1 embedding, 0..L-1 block, L final norm and head;
     # also_last: a tied embedding, of which the last stage holds a copy.
     tensors: list[tuple[str, list[int], int, bool]]
+    architecture: str  # transformers' class for it
     tied_names: list[str]
     ignored_suffixes: list[str]
-    # Pieces of one hf tensor: (logical name, logical shape, permutation, offset in the hf tensor).
-    def pieces(self, hf_name: str) -> list[tuple[str, list[int], list[int], list[int]]]: ...
+    # Pieces of one hf tensor: (logical name, logical shape, permutation, offset in the hf tensor, run, step). Where run
+    # isn't 0, each `run` rows begin `step` after the ones before, along dimension permutation[0] of the hf tensor.
+    def pieces(self, hf_name: str) -> list[tuple[str, list[int], list[int], list[int], int, int]]: ...
     def partition(self, stages: int, memory_weight: float = 0.8, sequence: int = 1024) -> list[int]: ...  # `first`
     def balance(self, first: list[int], memory_weight: float = 0.8, sequence: int = 1024) -> float: ...
     def stage_tensors(self, first: list[int], stage: int) -> list[str]: ...  # hf names

@@ -22,6 +22,8 @@ py::dict description_of(const ModelDescription& d) {
   result["vocab_size"] = d.vocab_size;
   result["num_positions"] = d.num_positions;
   result["tied_head"] = d.tied_head;
+  result["causal"] = d.causal;
+  result["num_labels"] = d.num_labels;
   return result;
 }
 
@@ -35,7 +37,8 @@ py::list pieces_of(const FamilyModel& model, const std::string& hf_name) {
   py::list result;
   for (const FamilyTensor& t : model.tensors) {
     if (t.hf_name != hf_name) continue;
-    for (const Piece& p : t.pieces) result.append(py::make_tuple(p.name, p.shape, p.permutation, p.offset));
+    for (const Piece& p : t.pieces)
+      result.append(py::make_tuple(p.name, p.shape, p.permutation, p.offset, p.run, p.step));
     return result;
   }
   fail(ErrorKind::kInvalidArgument, "'", hf_name, "' is not part of a ", model.description.model_type, " model");
@@ -79,6 +82,7 @@ void bind_layout(py::module_& m) {
       .def(py::init([](const std::string& json) { return describe_model(parse_json(json, "config.json")); }))
       .def_property_readonly("description", [](const FamilyModel& f) { return description_of(f.description); })
       .def_property_readonly("tensors", &tensors_of)
+      .def_readonly("architecture", &FamilyModel::architecture)
       .def_readonly("tied_names", &FamilyModel::tied_names)
       .def_readonly("ignored_suffixes", &FamilyModel::ignored_suffixes)
       .def("pieces", &pieces_of)

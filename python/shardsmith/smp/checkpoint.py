@@ -97,8 +97,8 @@ def _model_tree(model: DistributedModel, keep: list[torch.Tensor], skip: set[str
     for hf_name, param in model._local.items():
         if hf_name in skip:
             continue
-        for logical, view in pieces_of(model._model, hf_name, param):
-            tree[logical] = make_leaf(view, keep, f"model/{logical}")
+        for logical, shape, view in pieces_of(model._model, hf_name, param):
+            tree[logical] = make_leaf(view.reshape(shape), keep, f"model/{logical}")
     return tree
 
 

@@ -10,7 +10,7 @@ import torch
 from shardsmith.errors import Error
 from shardsmith.smp import weights
 from shardsmith.smp.session import logger, state
-from shardsmith.smp.slices import Staging, make_leaf, piece_view, pieces_of
+from shardsmith.smp.slices import Staging, make_leaf, piece_view
 
 STATE = "optimizer/state/"  # names of state tensors in a checkpoint
 _DYNAMIC_ARGUMENTS = ("init_scale", "scale_factor", "scale_window", "min_scale", "delayed_shift", "consecutive_hysteresis")
@@ -164,11 +164,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
             names = []
             for param in group["params"]:
                 hf_name = hf_names[id(param)]
-                pieces = list(pieces_of(model._model, hf_name, param))
-                names += [logical for logical, _ in pieces]
+                pieces = [logical for logical, *_ in model._model.pieces(hf_name)]
+                names += pieces
                 if hf_name in skip or param not in self.optimizer.state:
                     continue
-                for logical, _ in pieces:
+                for logical in pieces:
                     states[logical] = {}
                 for key, value in self.optimizer.state[param].items():
                     self._save_entry(states, hf_name, param, key, value, keep)
@@ -180,9 +180,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _save_entry(states: dict[str, dict[str, Any]], hf_name: str, param: torch.Tensor, key: str, value: Any,
                     keep: list[torch.Tensor]) -> None:
         shaped = isinstance(value, torch.Tensor) and value.shape == param.shape and value.dim() > 0
-        for logical, shape, permutation, offset in state.model._model.pieces(hf_name):
+        for logical, shape, *place in state.model._model.pieces(hf_name):
             if shaped:
-                states[logical][key] = make_leaf(piece_view(value, shape, permutation, offset), keep,
+                states[logical][key] = make_leaf(piece_view(value, shape, *place).reshape(shape), keep,
                                                  f"{STATE}{logical}/{key}")
             elif isinstance(value, torch.Tensor):
                 states[logical][key] = make_leaf(value, keep, f"{STATE}{logical}/{key}")
@@ -238,8 +238,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             dtype = getattr(torch, index.dtype(name))
             if list(index.shape(name)) == list(shape) and shape:
                 restored[key] = torch.empty_like(param, dtype=dtype, memory_format=torch.preserve_format).detach()
-                for logical, piece_shape, permutation, offset in pieces:
-                    staging.add(f"{STATE}{logical}/{key}", piece_view(restored[key], piece_shape, permutation, offset))
+                for logical, piece_shape, *place in pieces:
+                    staging.add(f"{STATE}{logical}/{key}", piece_view(restored[key], piece_shape, *place),
+                                list(piece_shape))
             else:
                 # Step counters stay on the CPU unless the optimizer is of the kinds that keep them with the parameter.
                 on_device = any(g.get("fused") or g.get("capturable") for g in self.optimizer.param_groups)

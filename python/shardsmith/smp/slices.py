@@ -15,17 +15,24 @@ def torch_word(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def piece_view(tensor: torch.Tensor, shape: list[int], permutation: list[int], offset: list[int]) -> torch.Tensor:
-    """The logical tensor as a view: its dimension d is the tensor's dimension permutation[d], beginning at `offset`."""
+def piece_view(tensor: torch.Tensor, shape: list[int], permutation: list[int], offset: list[int], run: int = 0,
+               step: int = 0) -> torch.Tensor:
+    """The logical tensor as a view: its dimension d is the tensor's dimension permutation[d], beginning at `offset`.
+    Where its rows come in runs (_core.Model.pieces), the view is [runs, run, ...]: reshaped to `shape` it is the
+    logical tensor, as a copy."""
     strides = [tensor.stride(d) for d in permutation]
     start = tensor.storage_offset() + sum(o * s for o, s in zip(offset, tensor.stride()))
-    return tensor.detach().as_strided(list(shape), strides, start)
+    sizes = list(shape)
+    if run:
+        sizes[:1] = [shape[0] // run, run]
+        strides[:1] = [step * strides[0], strides[0]]
+    return tensor.detach().as_strided(sizes, strides, start)
 
 
-def pieces_of(model: Any, hf_name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """(logical name, view) of each piece of a local tensor."""
-    for name, shape, permutation, offset in model.pieces(hf_name):
-        yield name, piece_view(tensor, shape, permutation, offset)
+def pieces_of(model: Any, hf_name: str, tensor: torch.Tensor) -> Iterator[tuple[str, list[int], torch.Tensor]]:
+    """(logical name, logical shape, view) of each piece of a local tensor."""
+    for name, shape, *place in model.pieces(hf_name):
+        yield name, list(shape), piece_view(tensor, shape, *place)
 
 
 def want(name: str, view: torch.Tensor) -> tuple[Any, ...]:
@@ -38,16 +45,19 @@ def want(name: str, view: torch.Tensor) -> tuple[Any, ...]:
 
 
 class Staging:
-    """Reads into tensors on any device: those on CPU directly, others by way of a copy."""
+    """Reads into tensors on any device: those on CPU directly, others by way of a copy, like those
+    whose rows don't lie together."""
 
     def __init__(self) -> None:
         self.wants: list[tuple[Any, ...]] = []
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def add(self, name: str, view: torch.Tensor) -> None:
-        if view.device.type != "cpu":
-            copy = torch.empty(view.shape, dtype=view.dtype)
-            self._copies.append((view, copy))
+    def add(self, name: str, view: torch.Tensor, shape: list[int] | None = None) -> None:
+        """`shape`: that of the tensor called `name`, where the view's dimensions are more."""
+        shape = list(view.shape) if shape is None else shape
+        if view.device.type != "cpu" or list(view.shape) != shape:
+            copy = torch.empty(shape, dtype=view.dtype)
+            self._copies.append((view, copy.view(view.shape)))
             view = copy
         self.wants.append(want(name, view))
 

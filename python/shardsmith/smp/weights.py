@@ -57,8 +57,8 @@ def read_parameters(model: DistributedModel, pending: Pending) -> None:
     index = pending.index
     if pending.logical:
         for name, param in model._local.items():
-            for logical, view in pieces_of(model._model, name, param):
-                staging.add(pending.prefix + logical, view)
+            for logical, shape, view in pieces_of(model._model, name, param):
+                staging.add(pending.prefix + logical, view, shape)
     else:
         names = set(index.names())
         tied = list(model._model.tied_names)
