@@ -27,11 +27,12 @@ class Model:
     # (hf name, this rank's shape, place, also_last): place -1 embedding, 0..L-1 block, L final norm and head;
     # also_last: a tied embedding, of which the last stage holds a copy.
     tensors: list[tuple[str, list[int], int, bool]]
+    architecture: str  # transformers' class for it
     tied_names: list[str]
     ignored_suffixes: list[str]
     # Pieces of one hf tensor as this rank holds it: (logical name, logical shape, permutation, offset in the hf tensor,
-    # shape of the whole logical tensor, where this rank's part begins in it, neighbouring ranks that hold the same part).
-    def pieces(self, hf_name: str) -> list[tuple[str, list[int], list[int], list[int], list[int], list[int], int]]: ...
+    # rows that lie together or 0 for all, from the beginning of such a run to that of the next, shape of the whole logical tensor, where this rank's part begins in it, neighbouring ranks that hold the same part).
+    def pieces(self, hf_name: str) -> list[tuple[str, list[int], list[int], list[int], int, int, list[int], list[int], int]]: ...
     def partition(self, stages: int, memory_weight: float = 0.8, sequence: int = 1024) -> list[int]: ...  # `first`
     def balance(self, first: list[int], memory_weight: float = 0.8, sequence: int = 1024) -> float: ...
     def stage_tensors(self, first: list[int], stage: int) -> list[str]: ...  # hf names

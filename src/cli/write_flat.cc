@@ -144,7 +144,8 @@ void write_shards(Job& job, const std::string& folder, const std::vector<Shard>&
 }
 
 // transformers loads in the type that the config names, so it has to be the weights' own.
-Value config_for(Value config, const std::vector<Shard>& shards) {
+Value config_for(const Content& content, const std::vector<Shard>& shards) {
+  Value config = content.config;
   std::optional<Dtype> common;
   bool mixed = false;
   for (const Shard& shard : shards) {
@@ -159,12 +160,9 @@ Value config_for(Value config, const std::vector<Shard>& shards) {
     if (old_word) config.set("torch_dtype", std::string(to_string(*common)));
     if (!old_word || config.find("dtype")) config.set("dtype", std::string(to_string(*common)));
   }
-  if (!config.find("architectures") || config.find("architectures")->is_none()) {
-    const Value* type = config.find("model_type");
-    const auto* word = type ? type->get_if<std::string>() : nullptr;
-    if (word && *word == "gpt2") config.set("architectures", List{Value("GPT2LMHeadModel")});
-    if (word && *word == "llama") config.set("architectures", List{Value("LlamaForCausalLM")});
-  }
+  const Value* named = config.find("architectures");
+  if ((!named || named->is_none()) && content.family)
+    config.set("architectures", List{Value(content.family->architecture)});
   return config;
 }
 
@@ -216,8 +214,7 @@ void write_hf_target(Job& job) {
   write_shards(job, out.temporary(), shards, flat.ties, flat.bytes);
   if (!content.companions.empty())
     job.result.tokenizer = copy_companions(job.storage, content.companions, out.temporary());
-  write_text_atomic(job.storage, join(out.temporary(), "config.json"),
-                    to_json(config_for(content.config, shards), 2) + "\n");
+  write_text_atomic(job.storage, join(out.temporary(), "config.json"), to_json(config_for(content, shards), 2) + "\n");
   Value marker;
   marker.set("checkpoint", base_name(job.request.from));
   if (content.manifest) {

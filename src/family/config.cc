@@ -23,6 +23,11 @@ const Value* Config::find(const char* key) const {
   return found && found->is_none() ? nullptr : found;
 }
 
+bool Config::is_null(const char* key) const {
+  const Value* found = value_.find(key);
+  return found && found->is_none();
+}
+
 int64_t Config::size(const char* key) const {
   const Value* found = find(key);
   if (!found) fail(ErrorKind::kCorrupt, "config.json: ", key, " is missing");
@@ -74,6 +79,18 @@ Activation activation_from(const std::string& word) {
        "' is not supported; gelu_new, gelu_pytorch_tanh, gelu, relu and silu are");
 }
 
+int64_t padding_row(const Config& config, int64_t vocab_size) {
+  const double none = 0.5;
+  const double given = config.number("pad_token_id", none);
+  if (given == none) return -1;
+  const bool in_range = given >= -9e15 && given <= 9e15;  // otherwise the cast is undefined
+  const auto row = in_range ? static_cast<int64_t>(given) : 0;
+  if (!in_range || static_cast<double>(row) != given || row < -vocab_size || row >= vocab_size) {
+    fail(ErrorKind::kCorrupt, "config.json: pad_token_id ", given, " is no row of a vocabulary of ", vocab_size);
+  }
+  return row < 0 ? row + vocab_size : row;
+}
+
 std::string block_name(int64_t i) { return str("transformer.seq_layers.", i, "."); }
 
 void TensorList::add(FamilyTensor tensor) {
@@ -91,14 +108,14 @@ void TensorList::transposed(int place, const std::string& hf, const std::string&
   add({.hf_name = hf, .shape = {in, out}, .pieces = {{ours, {out, in}, {1, 0}, {0, 0}}}, .place = place});
 }
 
-void TensorList::head(const std::string& hf) {
+void TensorList::head(const std::string& hf, const std::string& ours) {
   const ModelDescription& d = model_.description;
   if (d.tied_head) {
     model_.tensors.front().also_last = true;
     model_.tied_names.push_back(hf);
     return;
   }
-  plain(static_cast<int>(d.num_layers), hf, hf, {d.vocab_size, d.hidden_size});
+  plain(static_cast<int>(d.num_layers), hf, ours, {d.vocab_size, d.hidden_size});
   model_.tensors.back().hf_name = hf;  // beside the base model, not in it
 }
 

@@ -11,7 +11,9 @@
 namespace shardsmith {
 
 FamilyModel describe_gpt2(const Value& config);
-FamilyModel describe_llama(const Value& config);
+FamilyModel describe_llama(const Value& config);  // and mistral, qwen2
+FamilyModel describe_gpt_neox(const Value& config);
+FamilyModel describe_bert(const Value& config);
 
 // Reads a config.json key by key. A key that is null counts as absent. Errors are kCorrupt and name the key.
 class Config {
@@ -25,6 +27,7 @@ class Config {
   bool flag(const char* key, bool otherwise) const;
   std::string word(const char* key, const std::string& otherwise) const;
   const Value* find(const char* key) const;  // nullptr if absent or null
+  bool is_null(const char* key) const;       // there, but null
 
  private:
   const Value& value_;
@@ -32,6 +35,15 @@ class Config {
 
 // transformers' word for it; kUnsupported where we don't compute it.
 Activation activation_from(const std::string& word);
+
+// Rotary positions from rope_parameters, rope_scaling or the older keys. `base` is the older key of theta, `share` that
+// of the rotated part of a head; `part` is the part where nothing says it. Needs attention_head_size. kUnsupported for
+// a rope type other than default and llama3.
+void read_rotary(const Config& config, const char* base, const char* share, double part, ModelDescription& d);
+
+// transformers gives pad_token_id to the embedding as its padding_idx; a negative one counts from the end.
+// -1 where there is none.
+int64_t padding_row(const Config& config, int64_t vocab_size);
 
 // Collects a model's tensors. Names are without the family's prefix.
 class TensorList {
@@ -43,7 +55,7 @@ class TensorList {
   void transposed(int place, const std::string& hf, const std::string& ours, int64_t out, int64_t in);
   void add(FamilyTensor tensor);  // hf_name without prefix
   // The head: a second name of the first tensor where it is tied, else a tensor of its own.
-  void head(const std::string& hf);
+  void head(const std::string& hf, const std::string& ours = "lm_head.weight");
 
  private:
   FamilyModel& model_;

@@ -15,20 +15,12 @@ struct Family {
 };
 
 constexpr Family kFamilies[] = {
-    {"gpt2", describe_gpt2},
-    {"llama", describe_llama},
+    {"gpt2", describe_gpt2},   {"llama", describe_llama},       {"mistral", describe_llama},
+    {"qwen2", describe_llama}, {"gpt_neox", describe_gpt_neox}, {"bert", describe_bert},
 };
 
 // Blocks beyond this are a mistake in a file, not a model.
 constexpr int64_t kMostLayers = 10'000;
-
-// The box of a piece in its Hugging Face tensor.
-Box box_in_hf(const Piece& piece) {
-  Box box{piece.offset, Shape(piece.shape.size())};
-  for (size_t d = 0; d < piece.shape.size(); ++d)
-    box.extent[static_cast<size_t>(piece.permutation[d])] = piece.shape[d];
-  return box;
-}
 
 // The part of `slice` that is the box `part` of its tensor, still in that tensor's coordinates.
 Slice cut_out(const Slice& slice, const Box& part, Dtype dtype) {
@@ -76,6 +68,22 @@ void check_shape(const Index& index, const TensorEntry& found, const Shape& expe
 }
 
 }  // namespace
+
+Box Piece::logical_box(int64_t r) const {
+  Box box = whole(shape);
+  if (!run) return box;
+  box.offset[0] = r * run;
+  box.extent[0] = run;
+  return box;
+}
+
+Box Piece::hf_box(int64_t r) const {
+  const Shape extent = logical_box(r).extent;
+  Box box{offset, Shape(shape.size())};
+  for (size_t d = 0; d < shape.size(); ++d) box.extent[static_cast<size_t>(permutation[d])] = extent[d];
+  if (run) box.offset[static_cast<size_t>(permutation[0])] += r * step;
+  return box;
+}
 
 std::vector<std::string> supported_model_types() {
   std::vector<std::string> types;
@@ -127,19 +135,21 @@ std::vector<TensorEntry> logical_pieces(const TensorEntry& hf, const FamilyTenso
   std::vector<TensorEntry> pieces;
   for (const Piece& piece : tensor.pieces) {
     TensorEntry entry{.name = piece.name, .dtype = hf.dtype, .shape = piece.shape, .slices = {}, .alias_of = {}};
-    const Box part = box_in_hf(piece);
-    for (const Slice& slice : hf.slices) {
-      const auto both = intersect(slice.box, part);
-      if (!both) continue;
-      const Slice cut = cut_out(slice, *both, hf.dtype);
-      Slice logical = cut;
-      for (size_t d = 0; d < piece.shape.size(); ++d) {
-        const size_t from = static_cast<size_t>(piece.permutation[d]);
-        logical.box.offset[d] = cut.box.offset[from] - piece.offset[from];
-        logical.box.extent[d] = cut.box.extent[from];
-        logical.strides[d] = cut.strides[from];
+    for (int64_t r = 0; r < piece.runs(); ++r) {
+      const Box part = piece.hf_box(r), ours = piece.logical_box(r);
+      for (const Slice& slice : hf.slices) {
+        const auto both = intersect(slice.box, part);
+        if (!both) continue;
+        const Slice cut = cut_out(slice, *both, hf.dtype);
+        Slice logical = cut;
+        for (size_t d = 0; d < piece.shape.size(); ++d) {
+          const size_t from = static_cast<size_t>(piece.permutation[d]);
+          logical.box.offset[d] = cut.box.offset[from] - part.offset[from] + ours.offset[d];
+          logical.box.extent[d] = cut.box.extent[from];
+          logical.strides[d] = cut.strides[from];
+        }
+        entry.slices.push_back(std::move(logical));
       }
-      entry.slices.push_back(std::move(logical));
     }
     pieces.push_back(std::move(entry));
   }
@@ -173,6 +183,10 @@ Index to_logical(const Index& hf, const FamilyModel& model, std::vector<std::str
     // Some writers keep a tied tensor under its other name only.
     for (size_t t = 0; !found && wanted.also_last && t < model.tied_names.size(); ++t)
       found = take(model.tied_names[t]);
+    for (const std::string& alias : wanted.aliases) {
+      const TensorEntry* other = take(bare(alias, model.prefix));
+      if (!found) found = other;
+    }
     if (!found) {
       missing.push_back(wanted.hf_name);
       continue;
@@ -191,6 +205,27 @@ Index to_logical(const Index& hf, const FamilyModel& model, std::vector<std::str
   result.reindex();
   return result;
 }
+
+namespace {
+
+void add_hf_slices(const Slice& slice, const Piece& piece, Dtype dtype, std::vector<Slice>& slices) {
+  for (int64_t r = 0; r < piece.runs(); ++r) {
+    const Box ours = piece.logical_box(r), part = piece.hf_box(r);
+    const auto both = intersect(slice.box, ours);
+    if (!both) continue;
+    const Slice cut = cut_out(slice, *both, dtype);
+    Slice theirs = cut;
+    for (size_t d = 0; d < piece.shape.size(); ++d) {
+      const size_t to = static_cast<size_t>(piece.permutation[d]);
+      theirs.box.offset[to] = cut.box.offset[d] - ours.offset[d] + part.offset[to];
+      theirs.box.extent[to] = cut.box.extent[d];
+      theirs.strides[to] = cut.strides[d];
+    }
+    slices.push_back(std::move(theirs));
+  }
+}
+
+}  // namespace
 
 Index to_hf(const Index& logical, const FamilyModel& model) {
   Index result;
@@ -215,16 +250,7 @@ Index to_hf(const Index& logical, const FamilyModel& model) {
              " but '", wanted.pieces.front().name, "' is ", to_string(entry.dtype), "; both are part of '",
              wanted.hf_name, "', which has one type");
       }
-      for (const Slice& slice : found->slices) {
-        Slice theirs = slice;
-        for (size_t d = 0; d < piece.shape.size(); ++d) {
-          const size_t to = static_cast<size_t>(piece.permutation[d]);
-          theirs.box.offset[to] = slice.box.offset[d] + piece.offset[to];
-          theirs.box.extent[to] = slice.box.extent[d];
-          theirs.strides[to] = slice.strides[d];
-        }
-        entry.slices.push_back(std::move(theirs));
-      }
+      for (const Slice& slice : found->slices) add_hf_slices(slice, piece, found->dtype, entry.slices);
     }
     result.tensors.push_back(std::move(entry));
   }
@@ -246,8 +272,11 @@ ModelCosts model_costs(const FamilyModel& model, double memory_weight, int64_t s
     const size_t place = static_cast<size_t>(tensor.place + 1);
     const int64_t count = volume(tensor.shape);
     result.parameters[place] += count;
-    // An embedding is looked up; every other matrix is multiplied by, once a token.
-    if (place > 0 && tensor.shape.size() == 2) work[place] += static_cast<double>(count);
+    // An embedding is looked up; every other matrix is multiplied by, once a token, or once a sequence.
+    const std::string& name = tensor.pieces.front().name;
+    const bool once = name.starts_with("pooler.") || name.starts_with("classifier.");
+    if (place > 0 && tensor.shape.size() == 2)
+      work[place] += static_cast<double>(count) / (once ? static_cast<double>(sequence) : 1.0);
     if (tensor.also_last) {
       result.parameters[head] += count;
       work[head] += static_cast<double>(count);

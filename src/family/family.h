@@ -8,6 +8,10 @@
 //   transformer.seq_layers.{i}.output.{dense1,dense2 | gate,up,down}.{weight,bias}
 //   transformer.seq_layers.{i}.output.{pre_layernorm|layernorm}.{weight,bias}
 //   layernorm.{weight,bias}        lm_head.weight [V, H] (absent where tied)
+// and of an encoder (post_layernorm blocks have `layernorm` where others have `pre_layernorm`, and no final one):
+//   token_type_embedding.weight [T, H]   embedding_layernorm.{weight,bias}   pooler.{weight,bias} [H, H]
+//   lm_head.transform.{weight,bias} [H, H]   lm_head.layernorm.{weight,bias}   lm_head.bias [V]
+//   classifier.{weight,bias} [num_labels, H]
 #pragma once
 
 #include <string>
@@ -20,12 +24,21 @@
 namespace shardsmith {
 
 // The part of a Hugging Face tensor that is one logical tensor: logical dimension d is Hugging Face dimension
-// permutation[d]; the piece begins at `offset` in the Hugging Face tensor.
+// permutation[d]; the piece begins at `offset` in the Hugging Face tensor. Where `run` isn't 0 its rows (logical
+// dimension 0) don't lie together: each `run` rows begin `step` after the ones before, along permutation[0]. So with
+// GPT-NeoX's [heads * 3 * d, H]: query's run is d, its step 3 * d. `run` divides shape[0].
 struct Piece {
   std::string name;  // logical
   Shape shape;       // logical
   std::vector<int> permutation;
   Shape offset;
+  int64_t run = 0;
+  int64_t step = 0;
+
+  int64_t runs() const { return run ? shape[0] / run : 1; }
+  // Of run r: its box in the logical tensor, and in the Hugging Face tensor.
+  Box logical_box(int64_t r) const;
+  Box hf_box(int64_t r) const;
 };
 
 // Where a tensor belongs: -1 the embedding (stage 0), 0..L-1 a block, L the final norm and head (last stage).
@@ -35,6 +48,8 @@ struct FamilyTensor {
   std::vector<Piece> pieces;  // tile it
   int place = 0;
   bool also_last = false;  // a tied embedding: the last stage holds a copy too
+  std::vector<std::string> aliases =
+      {};  // other names, prefix included, that files have for it, beside hf_name or instead
 };
 
 struct FamilyModel {
@@ -42,16 +57,18 @@ struct FamilyModel {
   std::vector<FamilyTensor> tensors;          // in the order of the module tree
   std::vector<std::string> tied_names;        // other Hugging Face names of tied tensors ("lm_head.weight")
   std::vector<std::string> ignored_suffixes;  // known buffers: ".attn.bias", ".rotary_emb.inv_freq"
-  std::string prefix;                         // "transformer." / "model.": files may lack it
+  std::string prefix;                         // "transformer." / "model.": files may lack it, or have it besides
+  std::string architecture;                   // transformers' class for it: "GPT2LMHeadModel"
 };
 
 // From config.json's content. Throws kInvalidArgument that names the supported model types when model_type is none of
-// them, kUnsupported for an option of a known family that we don't compute (activation, rope type), kCorrupt where a
-// needed key is missing or no sensible number.
+// them, kUnsupported for an option of a known family that we don't compute (activation, rope type, architecture),
+// kCorrupt where a needed key is missing or no sensible number.
 FamilyModel describe_model(const Value& hf_config);
 std::vector<std::string> supported_model_types();
 
-// A tensor of that shape (the parameter, or a moment of it) as its logical pieces.
+// A tensor of that shape (the parameter, or a moment of it) as its logical pieces. A piece in runs gets a slice for
+// each.
 std::vector<TensorEntry> logical_pieces(const TensorEntry& hf, const FamilyTensor& tensor);
 
 // hf names (as found in files: with or without prefix, ties present or absent, known buffers) -> our names.

@@ -54,6 +54,7 @@ FamilyModel describe_gpt2(const Value& value) {
   FamilyModel model;
   model.description = read(Config(value));
   model.prefix = "transformer.";
+  model.architecture = "GPT2LMHeadModel";
   model.ignored_suffixes = {".attn.bias", ".attn.masked_bias"};
   const ModelDescription& d = model.description;
   const int64_t h = d.hidden_size, f = d.intermediate_size;

@@ -1,58 +1,37 @@
-// Llama and what is built like it (SmolLM2): rotary positions, RMSNorm, gated feed-forward, grouped key-value heads.
+// Llama and what is built like it (SmolLM2, Mistral, Qwen2): rotary positions, RMSNorm, gated feed-forward, grouped
+// key-value heads. Qwen2 has biases on query, key and value; Mistral has none; Llama's are optional.
+#include <algorithm>
+
 #include "base/error.h"
 #include "family/families.h"
 
 namespace shardsmith {
 namespace {
 
-// transformers 5 keeps all of it in `rope_parameters`; before, `rope_theta` stood alone and the rest in `rope_scaling`.
-void read_rotary(const Config& config, ModelDescription& d) {
-  d.position = PositionKind::kRotary;
-  d.rotary_theta = config.number("rope_theta", 10000);
-  const Value* dict = config.find("rope_parameters");
-  if (!dict) dict = config.find("rope_scaling");
-  if (!dict) return;
-  if (!dict->get_if<Dict>()) fail(ErrorKind::kCorrupt, "config.json: rope_parameters is no object: ", to_json(*dict));
-  const Config rope(*dict);
-  d.rotary_theta = rope.number("rope_theta", d.rotary_theta);
-  const std::string type = rope.word("rope_type", rope.word("type", "default"));
-  if (rope.number("partial_rotary_factor", 1) != 1) {
-    fail(ErrorKind::kUnsupported, "config.json: partial_rotary_factor is not supported for model_type llama");
-  }
-  if (type == "default") return;
-  if (type != "llama3") {
-    fail(ErrorKind::kUnsupported, "config.json: rope_type '", type, "' is not supported; default and llama3 are");
-  }
-  d.rotary_factor = rope.number("factor");
-  d.rotary_low_freq_factor = rope.number("low_freq_factor");
-  d.rotary_high_freq_factor = rope.number("high_freq_factor");
-  d.rotary_original_positions = rope.size("original_max_position_embeddings");
-  if (d.rotary_factor < 1 || d.rotary_low_freq_factor <= 0 || d.rotary_high_freq_factor <= d.rotary_low_freq_factor) {
-    fail(ErrorKind::kCorrupt, "config.json: rope_parameters ", to_json(*dict),
-         " make no sense: factor must be at least 1, and high_freq_factor above low_freq_factor");
-  }
+// Up to a window's length a sequence is computed the same with and without it, so longer ones are refused: the window
+// is the longest sequence. (Mistral's may be null; Qwen2's is only looked at where use_sliding_window says so, and
+// holds for some layers.)
+int64_t positions(const Config& config, const std::string& type) {
+  const int64_t all = config.size("max_position_embeddings");
+  const bool windowed = type == "mistral" ? !config.is_null("sliding_window")
+                                          : type == "qwen2" && config.flag("use_sliding_window", false);
+  return windowed ? std::min(all, config.size("sliding_window", 4096)) : all;
 }
 
-// transformers gives pad_token_id to the embedding as its padding_idx; a negative one counts from the end.
-int64_t padding_row(const Config& config, int64_t vocab_size) {
-  const double none = 0.5;
-  const double given = config.number("pad_token_id", none);
-  if (given == none) return -1;
-  const bool in_range = given >= -9e15 && given <= 9e15;  // otherwise the cast is undefined
-  const auto row = in_range ? static_cast<int64_t>(given) : 0;
-  if (!in_range || static_cast<double>(row) != given || row < -vocab_size || row >= vocab_size) {
-    fail(ErrorKind::kCorrupt, "config.json: pad_token_id ", given, " is no row of a vocabulary of ", vocab_size);
-  }
-  return row < 0 ? row + vocab_size : row;
+// transformers' own values where config.json doesn't have the key; null means one for each head.
+int64_t key_value_heads(const Config& config, const std::string& type, int64_t heads) {
+  if (type == "llama" || config.is_null("num_key_value_heads")) return config.size("num_key_value_heads", heads);
+  return config.size("num_key_value_heads", type == "mistral" ? 8 : 32);
 }
 
 ModelDescription read(const Config& config) {
   ModelDescription d;
-  d.model_type = "llama";
+  d.model_type = config.word("model_type", "llama");
+  const std::string& type = d.model_type;
   d.num_layers = config.size("num_hidden_layers");
   d.hidden_size = config.size("hidden_size");
   d.num_attention_heads = config.size("num_attention_heads");
-  d.num_key_value_heads = config.size("num_key_value_heads", d.num_attention_heads);
+  d.num_key_value_heads = key_value_heads(config, type, d.num_attention_heads);
   if (d.num_attention_heads % d.num_key_value_heads != 0) {
     fail(ErrorKind::kCorrupt, "config.json: num_attention_heads ", d.num_attention_heads,
          " is not a multiple of num_key_value_heads ", d.num_key_value_heads);
@@ -67,15 +46,16 @@ ModelDescription read(const Config& config) {
   }
   d.intermediate_size = config.size("intermediate_size");
   d.vocab_size = config.size("vocab_size");
-  d.num_positions = config.size("max_position_embeddings");
+  d.num_positions = positions(config, type);
   d.padding_idx = padding_row(config, d.vocab_size);
   d.norm = NormKind::kRmsNorm;
   d.layernorm_epsilon = config.number("rms_norm_eps", 1e-6);
-  read_rotary(config, d);
+  read_rotary(config, "rope_theta", "partial_rotary_factor", 1, d);
   d.activation = activation_from(config.word("hidden_act", "silu"));
   d.gated = true;
-  d.attention_bias = d.dense_bias = config.flag("attention_bias", false);
-  d.mlp_bias = config.flag("mlp_bias", false);
+  d.attention_bias = d.dense_bias = type == "llama" && config.flag("attention_bias", false);
+  if (type == "qwen2") d.attention_bias = true;
+  d.mlp_bias = type == "llama" && config.flag("mlp_bias", false);
   d.tied_head = config.flag("tie_word_embeddings", false);
   d.attention_dropout = config.probability("attention_dropout", 0);
   d.initializer_range = config.number("initializer_range", 0.02);
@@ -88,6 +68,10 @@ FamilyModel describe_llama(const Value& value) {
   FamilyModel model;
   model.description = read(Config(value));
   model.prefix = "model.";
+  const std::string& type = model.description.model_type;
+  model.architecture = type == "mistral" ? "MistralForCausalLM"
+                       : type == "qwen2" ? "Qwen2ForCausalLM"
+                                         : "LlamaForCausalLM";
   model.ignored_suffixes = {".rotary_emb.inv_freq"};
   const ModelDescription& d = model.description;
   const int64_t h = d.hidden_size, f = d.intermediate_size;

@@ -15,7 +15,8 @@ Shape extent_in_tensor(const Piece& piece) {
   return extent;
 }
 
-// Where the pieces lie side by side along a dimension, each begins where the one before now ends.
+// Where the pieces lie side by side along a dimension, each begins where the one before now ends. Pieces in runs take
+// turns: a rank holds whole runs (heads), so their order and distance stay, and there are fewer.
 void lay_out(FamilyTensor& tensor) {
   for (size_t k = 0; k < tensor.shape.size(); ++k) {
     std::vector<Piece*> order;
@@ -26,7 +27,12 @@ void lay_out(FamilyTensor& tensor) {
     int64_t at = 0;
     for (Piece* piece : order) {
       const int64_t extent = extent_in_tensor(*piece)[k];
-      piece->offset[k] = side_by_side ? at : 0;
+      if (piece->run > 0 && static_cast<size_t>(piece->permutation[0]) == k) {
+        at += extent;  // the runs of all pieces alternate as before; there are fewer
+        continue;
+      }
+      const bool in_runs = piece->run > 0 && static_cast<size_t>(piece->permutation[0]) == k;
+      if (!in_runs) piece->offset[k] = side_by_side ? at : 0;
       at = side_by_side ? at + extent : extent;
     }
     tensor.shape[k] = at;

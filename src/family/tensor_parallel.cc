@@ -43,7 +43,7 @@ Box tensor_parallel_box(const ModelDescription& model, const std::string& name, 
                         int degree) {
   if (degree == 1 || shape.empty()) return whole(shape);
   const int64_t rows = shape[0];
-  if (name == "word_embedding.weight" || name == "lm_head.weight") {
+  if (name == "word_embedding.weight" || name == "lm_head.weight" || name == "lm_head.bias") {
     const int64_t share = (rows + degree - 1) / degree, begin = std::min(rows, share * rank);
     return part(shape, 0, begin, std::min(share, rows - begin));
   }

@@ -44,7 +44,7 @@ Parameters::Parameters(const FamilyModel& model, std::map<std::string, at::Tenso
     for (size_t p = 0; p < tensor.pieces.size(); ++p) {
       const Piece& piece = tensor.pieces[p];
       const bool transposed = piece.permutation == std::vector<int>{1, 0};
-      places_[piece.name] = {held_.size(), p, tensor.pieces.size(), transposed};
+      places_[piece.name] = {held_.size(), p, tensor.pieces.size(), transposed, piece.run > 0};
     }
     held_.emplace_back(tensor.hf_name, found->second);
     held.erase(found);
@@ -72,6 +72,8 @@ std::vector<Linear> Parameters::linears(const std::vector<std::string>& names) c
     const at::Tensor& weight = get(names[i] + ".weight");
     const Place& place = *find(names[i] + ".weight");
     const Place* bias = find(names[i] + ".bias");
+    if (place.in_runs)
+      fail(ErrorKind::kUnsupported, "'", names[i], "' is fused by head with other layers; that can't be computed yet");
     separate.push_back({weight, bias ? held_[bias->held].second : at::Tensor(), place.transposed});
     fused = fused && place.pieces == names.size() && place.position == i && weight.is_same(separate[0].weight);
   }

@@ -52,6 +52,7 @@ class Parameters {
     size_t position;  // this piece's number in the held tensor
     size_t pieces;    // how many pieces that tensor has
     bool transposed;
+    bool in_runs;  // the piece's rows don't lie together
   };
   const Place* find(const std::string& logical) const;
 

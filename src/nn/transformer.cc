@@ -18,12 +18,20 @@ at::Tensor attention_mask(const at::Tensor& keep) {
   return at::logical_or(seen, at::eye(sequence, keep.options().dtype(at::kBool)));
 }
 
+// What a description may say beyond what is computed here.
+void check_computed(const ModelDescription& m) {
+  if (m.post_layernorm || m.parallel_residual || m.rotary_dims != 0 || m.head != HeadKind::kCausalLm || !m.causal)
+    fail(ErrorKind::kUnsupported, "models of type ", m.model_type,
+         " can't be trained yet; their files can be converted");
+}
+
 }  // namespace
 
 StageModel::StageModel(const FamilyModel& model, const Partition& partition, int stage, const Parameters& parameters,
                        const TensorParallel& ranks, bool own_batch)
     : description_(model.description), ranks_(ranks), own_batch_(own_batch && ranks.size() > 1) {
   const ModelDescription& m = description_;
+  check_computed(m);
   first_row_ = parameters.first_row();
   if (stage == 0) {
     word_embedding_ = parameters.get("word_embedding.weight");

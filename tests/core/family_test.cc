@@ -80,7 +80,7 @@ std::vector<float> values(const Index& index, const std::string& bytes, const st
 
 TEST(Family, TensorsAreThoseOfTransformersInModuleOrder) {
   const Value all = fixtures();
-  ASSERT_GE(all.get_if<List>()->size(), 4u);
+  ASSERT_GE(all.get_if<List>()->size(), 11u);
   for (const Value& item : *all.get_if<List>()) {
     SCOPED_TRACE(*item.find("name")->get_if<std::string>());
     const FamilyModel model = describe_model(*item.find("config"));
@@ -93,16 +93,27 @@ TEST(Family, TensorsAreThoseOfTransformersInModuleOrder) {
       for (const Value& n : *pair[1].get_if<List>()) shape.push_back(*n.get_if<int64_t>());
       EXPECT_EQ(model.tensors[i].shape, shape) << model.tensors[i].hf_name;
     }
-    const bool tied = std::get<bool>(item.find("config")->find("tie_word_embeddings")->variant());
-    EXPECT_EQ(model.description.tied_head, tied);
-    EXPECT_EQ(model.tied_names, tied ? std::vector<std::string>{"lm_head.weight"} : std::vector<std::string>{});
+    const std::string& made =
+        *item.find("config")->find("architectures")->get_if<List>()->front().get_if<std::string>();
+    EXPECT_EQ(model.architecture, made);
+    const ModelDescription& d = model.description;
+    const bool words = d.head == HeadKind::kCausalLm || d.head == HeadKind::kMaskedLm;
+    const bool tied = words && std::get<bool>(item.find("config")->find("tie_word_embeddings")->variant());
+    const std::string head = d.model_type == "gpt_neox" ? "embed_out.weight"
+                             : d.model_type == "bert"   ? "cls.predictions.decoder.weight"
+                                                        : "lm_head.weight";
+    EXPECT_EQ(d.tied_head, tied);
+    EXPECT_EQ(model.tied_names, tied ? std::vector<std::string>{head} : std::vector<std::string>{});
     EXPECT_EQ(model.tensors.front().also_last, tied);
   }
 }
 
 TEST(Family, PiecesTileTheirTensors) {
-  for (const char* name : {"gpt2", "gpt2_untied", "llama", "llama_grouped"}) {
-    const FamilyModel model = describe_model(config(name));
+  const Value all = fixtures();
+  for (const Value& item : *all.get_if<List>()) {
+    const std::string& name = *item.find("name")->get_if<std::string>();
+    SCOPED_TRACE(name);
+    const FamilyModel model = describe_model(*item.find("config"));
     const Stored stored = store(model);
     const Index logical = to_logical(stored.index, model);
     EXPECT_NO_THROW(validate(logical));
@@ -143,6 +154,146 @@ TEST(Family, Gpt2QueryKeyValueAreColumnsOfTheFusedMatrix) {
   EXPECT_NE(logical.find("transformer.seq_layers.0.attention.pre_layernorm.bias"), nullptr);
   EXPECT_NE(logical.find("layernorm.weight"), nullptr);
   EXPECT_EQ(logical.find("lm_head.weight"), nullptr);
+}
+
+// Each head's rows of query_key_value are its query's, its key's and its value's.
+TEST(Family, NeoxQueryKeyValueAreFusedByHead) {
+  const FamilyModel model = describe_model(config("gpt_neox"));
+  const Stored stored = store(model);
+  const Index logical = to_logical(stored.index, model);
+  const std::string fused = "gpt_neox.layers.1.attention.query_key_value.";
+  const std::vector<float> weight = values(stored.index, stored.bytes, fused + "weight");
+  const std::vector<float> bias = values(stored.index, stored.bytes, fused + "bias");
+  const size_t hidden = 24, head = 8;
+  const char* parts[] = {"query", "key", "value"};
+  for (size_t p = 0; p < 3; ++p) {
+    const std::string ours = std::string("transformer.seq_layers.1.attention.") + parts[p];
+    const std::vector<float> w = values(logical, stored.bytes, ours + ".weight");
+    const std::vector<float> b = values(logical, stored.bytes, ours + ".bias");
+    for (size_t row = 0; row < hidden; ++row) {
+      const size_t from = (row / head * 3 + p) * head + row % head;
+      ASSERT_EQ(b[row], bias[from]);
+      for (size_t i = 0; i < hidden; ++i) ASSERT_EQ(w[row * hidden + i], weight[from * hidden + i]);
+    }
+  }
+}
+
+TEST(Family, NewerFamiliesAreDescribed) {
+  const ModelDescription m = describe_model(config("mistral")).description;
+  EXPECT_EQ(m.model_type, "mistral");
+  EXPECT_EQ(m.num_positions, 24);  // the window
+  EXPECT_EQ(m.attention_head_size, 4);
+  EXPECT_FALSE(m.attention_bias || m.dense_bias || m.mlp_bias || m.tied_head);
+  const ModelDescription q = describe_model(config("qwen2")).description;
+  EXPECT_EQ(q.num_positions, 64);
+  EXPECT_TRUE(q.attention_bias && q.tied_head);
+  EXPECT_FALSE(q.dense_bias || q.mlp_bias);
+  const ModelDescription n = describe_model(config("gpt_neox")).description;
+  EXPECT_EQ(n.rotary_dims, 2);  // a quarter of 8
+  EXPECT_EQ(n.activation, Activation::kGelu);
+  EXPECT_TRUE(n.parallel_residual && n.attention_bias && n.dense_bias && n.causal);
+  EXPECT_FALSE(n.tied_head || n.gated || n.post_layernorm);
+  const ModelDescription p = describe_model(config("gpt_neox_plain")).description;
+  EXPECT_EQ(p.rotary_dims, 6);
+  EXPECT_DOUBLE_EQ(p.rotary_theta, 99);
+  EXPECT_FALSE(p.parallel_residual || p.attention_bias || p.dense_bias);
+  EXPECT_TRUE(p.mlp_bias && p.tied_head);
+  EXPECT_DOUBLE_EQ(p.hidden_dropout, 0.25);
+  EXPECT_DOUBLE_EQ(p.embedding_dropout, 0.25);
+  const ModelDescription b = describe_model(config("bert")).description;
+  EXPECT_EQ(b.head, HeadKind::kNone);
+  EXPECT_TRUE(b.has_pooler && b.post_layernorm && b.embedding_layernorm);
+  EXPECT_FALSE(b.causal || b.tied_head || b.head_bias || b.head_transform);
+  EXPECT_EQ(b.num_token_types, 2);
+  EXPECT_EQ(b.padding_idx, 0);
+  EXPECT_DOUBLE_EQ(b.layernorm_epsilon, 1e-12);
+  EXPECT_DOUBLE_EQ(b.hidden_dropout, 0.1);
+  const ModelDescription w = describe_model(config("bert_masked")).description;
+  EXPECT_EQ(w.head, HeadKind::kMaskedLm);
+  EXPECT_TRUE(w.tied_head && w.head_bias && w.head_transform);
+  EXPECT_FALSE(w.has_pooler);
+  const ModelDescription c = describe_model(config("bert_classification")).description;
+  EXPECT_EQ(c.head, HeadKind::kClassification);
+  EXPECT_EQ(c.num_labels, 3);
+  EXPECT_EQ(c.problem, ProblemKind::kSingleLabel);
+  EXPECT_DOUBLE_EQ(c.classifier_dropout, 0.375);
+}
+
+TEST(Family, WindowsAndOlderKeysOfNewerFamiliesAreRead) {
+  Value c = config("mistral");
+  c.set("sliding_window", None{});
+  EXPECT_EQ(describe_model(c).description.num_positions, 64);
+  c.set("sliding_window", 4096);
+  EXPECT_EQ(describe_model(c).description.num_positions, 64);
+  c = config("qwen2");
+  c.set("sliding_window", 24);
+  EXPECT_EQ(describe_model(c).description.num_positions, 64);
+  c.set("use_sliding_window", true);
+  EXPECT_EQ(describe_model(c).description.num_positions, 24);
+  c = config("gpt_neox");
+  c.set("rope_parameters", None{});
+  c.set("rotary_pct", 1.0);
+  c.set("rotary_emb_base", 500);
+  EXPECT_EQ(describe_model(c).description.rotary_dims, 0);
+  EXPECT_DOUBLE_EQ(describe_model(c).description.rotary_theta, 500);
+  c.set("rotary_pct", 0.4);  // 3 of 8
+  EXPECT_NE(error_of(c, ErrorKind::kCorrupt).find("need pairs"), std::string::npos);
+  c.set("rotary_pct", 1.5);
+  EXPECT_NE(error_of(c, ErrorKind::kCorrupt).find("1.5"), std::string::npos);
+}
+
+TEST(Family, EncodersThatAreNotComputedAreRefused) {
+  Value c = config("bert");
+  c.set("architectures", List{Value("BertForQuestionAnswering")});
+  EXPECT_NE(error_of(c, ErrorKind::kUnsupported).find("BertForQuestionAnswering"), std::string::npos);
+  c.set("architectures", "BertModel");
+  error_of(c, ErrorKind::kCorrupt);
+  c = config("bert");
+  c.set("position_embedding_type", "relative_key");
+  EXPECT_NE(error_of(c, ErrorKind::kUnsupported).find("'relative_key'"), std::string::npos);
+  c = config("bert");
+  c.set("is_decoder", true);
+  EXPECT_NE(error_of(c, ErrorKind::kUnsupported).find("is_decoder"), std::string::npos);
+  c = config("bert_masked");
+  c.set("tie_word_embeddings", false);
+  EXPECT_NE(error_of(c, ErrorKind::kUnsupported).find("tie_word_embeddings"), std::string::npos);
+  c = config("bert_classification");
+  c.set("problem_type", "guess");
+  EXPECT_NE(error_of(c, ErrorKind::kCorrupt).find("'guess'"), std::string::npos);
+  c = config("bert_classification");
+  c.set("id2label", Dict{});
+  error_of(c, ErrorKind::kCorrupt);
+}
+
+// The prefix may be there or not; a head's bias may stand twice; old files say gamma and beta.
+TEST(Family, EncodersAreFoundUnderTheirOtherNames) {
+  const FamilyModel masked = describe_model(config("bert_masked"));
+  const Stored without = store(masked, "bert.");
+  EXPECT_EQ(to_logical(without.index, masked).tensors.size(), masked.tensors.size());
+  Stored twice = store(masked);
+  TensorEntry bias = *twice.index.find("cls.predictions.bias");
+  bias.name = "cls.predictions.decoder.bias";
+  twice.index.tensors.push_back(bias);
+  twice.index.reindex();
+  std::vector<std::string> unexpected;
+  to_logical(twice.index, masked, &unexpected);
+  EXPECT_TRUE(unexpected.empty());
+
+  const FamilyModel bare = describe_model(config("bert"));
+  EXPECT_EQ(bare.tensors.front().hf_name, "embeddings.word_embeddings.weight");
+  Stored old = store(bare);
+  for (TensorEntry& tensor : old.index.tensors) {
+    tensor.name = "bert." + tensor.name;
+    const size_t norm = tensor.name.find("LayerNorm.");
+    if (norm != std::string::npos)
+      tensor.name.replace(norm + 10, std::string::npos, tensor.name.ends_with("bias") ? "beta" : "gamma");
+  }
+  old.index.reindex();
+  const Index logical = to_logical(old.index, bare, &unexpected);
+  EXPECT_TRUE(unexpected.empty());
+  EXPECT_EQ(logical.tensors.size(), bare.tensors.size());
+  EXPECT_NE(logical.find("transformer.seq_layers.1.output.layernorm.bias"), nullptr);
+  EXPECT_NE(logical.find("pooler.weight"), nullptr);
 }
 
 TEST(Family, DescriptionsSayWhatTheConfigurationSays) {
@@ -193,8 +344,9 @@ TEST(Family, RotarySettingsOfOlderConfigurationsAreRead) {
 
 TEST(Family, BadConfigurationsAreNamed) {
   Value c = config("gpt2");
-  c.set("model_type", "bert");
-  EXPECT_NE(error_of(c, ErrorKind::kInvalidArgument).find("supported are gpt2, llama"), std::string::npos);
+  c.set("model_type", "t5");
+  EXPECT_NE(error_of(c, ErrorKind::kInvalidArgument).find("supported are gpt2, llama, mistral, qwen2, gpt_neox, bert"),
+            std::string::npos);
   c = config("gpt2");
   c.set("n_embd", None{});
   EXPECT_NE(error_of(c, ErrorKind::kCorrupt).find("n_embd is missing"), std::string::npos);
@@ -281,8 +433,24 @@ TEST(Family, CostsCountEmbeddingAndHead) {
   EXPECT_EQ(untied.parameters.back(), 16 + 19 * 8);
 }
 
+TEST(Family, CostsCountAnEncodersHeads) {
+  const int64_t embedding = (19 + 16 + 2) * 12 + 24;
+  const auto ends = [&](const char* name) {
+    const std::vector<int64_t> all = model_costs(describe_model(config(name)), 0.5).parameters;
+    return std::pair(all.front(), all.back());
+  };
+  EXPECT_EQ(ends("bert"), std::pair(embedding, int64_t{12 * 12 + 12}));
+  EXPECT_EQ(ends("bert_masked"), std::pair(embedding, int64_t{19 + 12 * 12 + 12 + 24 + 19 * 12}));
+  EXPECT_EQ(ends("bert_classification"), std::pair(embedding, int64_t{12 * 12 + 12 + 3 * 12 + 3}));
+  EXPECT_EQ(ends("gpt_neox"), std::pair(int64_t{19 * 24}, int64_t{48 + 19 * 24}));
+  // The pooler sees one position of a sequence.
+  const ModelCosts costs = model_costs(describe_model(config("bert")), 0.0, 4);
+  const double block = 4 * 12 * 12 + 2 * 12 * 20 + 2 * 12 * 4, head = 12.0 * 12 / 4;
+  EXPECT_DOUBLE_EQ(costs.costs.head, head / (2 * block + head));
+}
+
 TEST(Family, EachTensorIsOnOneStageATiedEmbeddingOnBothEnds) {
-  for (const char* name : {"gpt2", "llama"}) {
+  for (const char* name : {"gpt2", "llama", "gpt_neox", "bert", "bert_masked"}) {
     const FamilyModel model = describe_model(config(name));
     std::vector<size_t> all;
     const Partition partition{{0, 1, 2}};

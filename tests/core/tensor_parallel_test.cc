@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "family/local_model.h"
 #include "layout/index.h"
 
 namespace shardsmith {
@@ -46,6 +47,48 @@ TEST(TensorParallel, RanksTogetherHoldEveryElement) {
       }
     }
   }
+}
+
+FamilyModel neox(int heads) {
+  Value config;
+  config.set("model_type", "gpt_neox");
+  config.set("vocab_size", 101);
+  config.set("hidden_size", heads * 8);
+  config.set("intermediate_size", 96);
+  config.set("num_hidden_layers", 2);
+  config.set("num_attention_heads", heads);
+  return describe_model(config);
+}
+
+// A rank's fused tensor is its heads' part of the whole, each head still query, key, value.
+TEST(TensorParallel, TensorsFusedByHeadStayFused) {
+  const FamilyModel model = neox(4), local = local_model(model, 1, 2);
+  const auto at = [](const FamilyModel& m, const std::string& name) -> const FamilyTensor& {
+    for (const FamilyTensor& tensor : m.tensors)
+      if (tensor.hf_name == name) return tensor;
+    throw std::runtime_error("no " + name);
+  };
+  const FamilyTensor& fused = at(local, "gpt_neox.layers.1.attention.query_key_value.weight");
+  EXPECT_EQ(fused.shape, (Shape{48, 32}));
+  ASSERT_EQ(fused.pieces.size(), 3u);
+  for (int64_t p = 0; p < 3; ++p) {
+    const Piece& piece = fused.pieces[static_cast<size_t>(p)];
+    EXPECT_EQ(piece.shape, (Shape{16, 32}));
+    ASSERT_EQ(piece.runs(), 2);
+    EXPECT_EQ(piece.hf_box(1), (Box{{24 + 8 * p, 0}, {8, 32}}));
+    EXPECT_EQ(piece.logical_box(1), (Box{{8, 0}, {8, 32}}));
+  }
+  EXPECT_EQ(at(local, "gpt_neox.layers.1.attention.query_key_value.bias").shape, (Shape{48}));
+}
+
+TEST(TensorParallel, AHeadsBiasGoesWithItsRowsTheRestOfAnEncodersEndsIsWhole) {
+  const ModelDescription d = neox(4).description;
+  EXPECT_EQ(tensor_parallel_box(d, "lm_head.bias", {101}, 1, 2), (Box{{51}, {50}}));
+  EXPECT_EQ(tensor_parallel_box(d, "lm_head.weight", {101, 32}, 1, 2), (Box{{51, 0}, {50, 32}}));
+  for (const char* name :
+       {"lm_head.transform.weight", "pooler.weight", "classifier.weight", "token_type_embedding.weight"})
+    EXPECT_EQ(tensor_parallel_box(d, name, {32, 32}, 1, 2), whole({32, 32})) << name;
+  EXPECT_EQ(tensor_parallel_box(d, "lm_head.layernorm.bias", {32}, 1, 2), whole({32}));
 }
 
 TEST(TensorParallel, HeadsStayWhole) {

@@ -1,5 +1,8 @@
-"""The file verbs on real pretrained weights: a GPT-2 whose .bin an old torch saved from a GPU, and a BERT in safetensors, of
-a family that we don't know. Each goes through every format that we write, and back, and is the same."""
+"""The file verbs on real pretrained weights: a GPT-2 whose .bin an old torch saved from a GPU, and a bare BERT in safetensors.
+Each goes through every format that we write, and back, and is the same."""
+
+import json
+import shutil
 
 import pytest
 import safetensors.torch
@@ -62,5 +65,20 @@ def test_a_changed_weight_is_found(model, tmp_path):
 
 
 def test_a_model_of_no_known_family_is_one_stage(tmp_path):
-    wrong = fails(2, "convert", models.minilm(), tmp_path / "out", "--to", "partial", "--pipeline-parallel-degree", 2, "-q")
+    folder = tmp_path / "minilm"
+    shutil.copytree(models.minilm(), folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "newer"}))
+    wrong = fails(2, "convert", folder, tmp_path / "out", "--to", "partial", "--pipeline-parallel-degree", 2, "-q")
     assert "one stage" in wrong and not (tmp_path / "out").exists()
+
+
+def test_a_bert_is_split_and_put_together_again(tmp_path):
+    run("convert", models.minilm(), tmp_path / "split", "--to", "partial", "--pipeline-parallel-degree", 2,
+        "--tensor-parallel-degree", 2, "-q")
+    run("reshard", tmp_path / "split", tmp_path / "other", "--pipeline-parallel-degree", 3, "-q")
+    run("export", tmp_path / "other", tmp_path / "hf", "-q")
+    before, after = weights_of(models.minilm(), "model.safetensors"), weights_of(tmp_path / "hf", "model.safetensors")
+    before.pop("embeddings.position_ids", None)
+    assert before.keys() == after.keys()
+    assert all(torch.equal(value, after[name]) for name, value in before.items())

@@ -24,6 +24,8 @@ py::dict description_of(const ModelDescription& d) {
   result["vocab_size"] = d.vocab_size;
   result["num_positions"] = d.num_positions;
   result["tied_head"] = d.tied_head;
+  result["causal"] = d.causal;
+  result["num_labels"] = d.num_labels;
   return result;
 }
 
@@ -42,7 +44,7 @@ py::list pieces_of(const RankModel& model, const std::string& hf_name) {
       const Piece &p = model.local.tensors[t].pieces[i], &whole = model.whole.tensors[t].pieces[i];
       const Box box = tensor_parallel_box(description, p.name, whole.shape, model.rank, model.degree);
       const int copies = tensor_parallel_copies(description, p.name, whole.shape, model.degree);
-      result.append(py::make_tuple(p.name, p.shape, p.permutation, p.offset, whole.shape, box.offset, copies));
+      result.append(py::make_tuple(p.name, p.shape, p.permutation, p.offset, p.run, p.step, whole.shape, box.offset, copies));
     }
     return result;
   }
@@ -97,6 +99,7 @@ void bind_layout(py::module_& m) {
       .def(py::init(&make_model), py::arg("config_json"), py::arg("tp_rank") = 0, py::arg("tp_size") = 1)
       .def_property_readonly("description", [](const RankModel& f) { return description_of(f.whole.description); })
       .def_property_readonly("tensors", [](const RankModel& f) { return tensors_of(f.local); })
+      .def_property_readonly("architecture", [](const RankModel& f) { return f.whole.architecture; })
       .def_property_readonly("tied_names", [](const RankModel& f) { return f.whole.tied_names; })
       .def_property_readonly("ignored_suffixes", [](const RankModel& f) { return f.whole.ignored_suffixes; })
       .def("pieces", &pieces_of)

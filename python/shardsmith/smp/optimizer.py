@@ -185,7 +185,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             if not isinstance(value, torch.Tensor):
                 states[piece.name][key] = value
             elif shaped and rank % piece.copies == 0:
-                states[piece.name][key] = make_leaf(piece.view(value), keep, name, piece)
+                states[piece.name][key] = make_leaf(piece.read(value), keep, name, piece)
             elif not shaped and rank == 0:  # a counter, the same on every tensor-parallel rank
                 states[piece.name][key] = make_leaf(value, keep, name)
 

@@ -14,11 +14,18 @@ def torch_word(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def piece_view(tensor: torch.Tensor, shape: list[int], permutation: list[int], offset: list[int]) -> torch.Tensor:
-    """The logical tensor as a view: its dimension d is the tensor's dimension permutation[d], beginning at `offset`."""
+def piece_view(tensor: torch.Tensor, shape: list[int], permutation: list[int], offset: list[int], run: int = 0,
+               step: int = 0) -> torch.Tensor:
+    """The logical tensor as a view: its dimension d is the tensor's dimension permutation[d], beginning at `offset`.
+    Where its rows come in runs (_core.Model.pieces), the view is [runs, run, ...]: reshaped to `shape` it is the
+    logical tensor, as a copy."""
     strides = [tensor.stride(d) for d in permutation]
     start = tensor.storage_offset() + sum(o * s for o, s in zip(offset, tensor.stride()))
-    return tensor.detach().as_strided(list(shape), strides, start)
+    sizes = list(shape)
+    if run:
+        sizes[:1] = [shape[0] // run, run]
+        strides[:1] = [step * strides[0], strides[0]]
+    return tensor.detach().as_strided(sizes, strides, start)
 
 
 class Piece(NamedTuple):
@@ -28,12 +35,19 @@ class Piece(NamedTuple):
     shape: list[int]
     permutation: list[int]  # its dimension d is the tensor's dimension permutation[d]
     offset: list[int]  # in the tensor
+    run: int  # rows that lie together; 0: all
+    step: int  # from the beginning of a run to that of the next
     whole: list[int]  # the logical tensor's shape
     box: list[int]  # where this rank's part begins in it
     copies: int  # neighbouring tensor-parallel ranks that hold the same part
 
     def view(self, tensor: torch.Tensor) -> torch.Tensor:
-        return piece_view(tensor, self.shape, self.permutation, self.offset)
+        """In the tensor's memory; [runs, run, ...] where its rows don't lie together."""
+        return piece_view(tensor, self.shape, self.permutation, self.offset, self.run, self.step)
+
+    def read(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The logical tensor, where need be a copy."""
+        return self.view(tensor).reshape(self.shape)
 
     def of_whole(self, tensor: torch.Tensor) -> torch.Tensor:
         """This rank's part of the logical tensor."""
@@ -49,7 +63,8 @@ def pieces(model: Any, hf_name: str) -> list[Piece]:
 def cut(whole_model: Any, model: Any, hf_name: str, whole: torch.Tensor, own: torch.Tensor) -> None:
     """This rank's part of a whole Hugging Face tensor into its own."""
     for of_whole, of_own in zip(pieces(whole_model, hf_name), pieces(model, hf_name)):
-        of_own.view(own).copy_(of_own.of_whole(of_whole.view(whole)))
+        target = of_own.view(own)
+        target.copy_(of_own.of_whole(of_whole.read(whole)).reshape(target.shape))
 
 
 def want(name: str, view: torch.Tensor, whole: list[int] | None = None, box: list[int] | None = None) -> tuple[Any, ...]:
@@ -62,16 +77,18 @@ def want(name: str, view: torch.Tensor, whole: list[int] | None = None, box: lis
 
 
 class Staging:
-    """Reads into tensors on any device: those on CPU directly, others by way of a copy."""
+    """Reads into tensors on any device: those on CPU directly, others by way of a copy, like those
+    whose rows don't lie together."""
 
     def __init__(self) -> None:
         self.wants: list[tuple[Any, ...]] = []
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def add(self, name: str, view: torch.Tensor, piece: Piece | None = None) -> None:
-        if view.device.type != "cpu":
-            copy = torch.empty(view.shape, dtype=view.dtype)
-            self._copies.append((view, copy))
+        shape = list(view.shape) if piece is None else list(piece.shape)
+        if view.device.type != "cpu" or list(view.shape) != shape:
+            copy = torch.empty(shape, dtype=view.dtype)
+            self._copies.append((view, copy.view(view.shape)))
             view = copy
         self.wants.append(want(name, view, piece.whole, piece.box) if piece else want(name, view))
 

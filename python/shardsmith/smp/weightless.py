@@ -129,6 +129,12 @@ def free(param: nn.Parameter) -> None:
         param.data = torch.empty(0, dtype=param.dtype, device=param.device)
 
 
+def architectures(module: nn.Module, values: dict[str, Any]) -> Any:
+    """What config.json says when transformers saves the module: its class, or what a user's class derives from."""
+    known = [c.__name__ for c in type(module).__mro__ if c.__module__.startswith("transformers.models.")]
+    return known[:1] or values.get("architectures")
+
+
 def config_text(module: nn.Module) -> str:
     """The module's configuration as config.json has it."""
     config = getattr(module, "config", None)
@@ -136,6 +142,7 @@ def config_text(module: nn.Module) -> str:
         raise Error("unsupported", f"{type(module).__name__} has no transformers configuration: this version splits "
                                    "models of known Hugging Face families only")
     values = config.to_dict()
+    values["architectures"] = architectures(module, values)
     return json.dumps(values, default=_plain)
 
 
@@ -153,6 +160,7 @@ def saved_config_text(module: nn.Module) -> str:
         if key != "_name_or_path" and (key not in before or before[key] != value):
             # transformers renamed it, and reads both.
             values["torch_dtype" if key == "dtype" and "torch_dtype" in values else key] = value
+    values["architectures"] = architectures(module, values)
     return json.dumps(values, default=_plain, indent=2) + "\n"
 
 
