@@ -56,8 +56,8 @@ def test_split_and_exported(saved, pp, tp):
     run("convert", folder, out / "split", "--to", "partial", "--pipeline-parallel-degree", pp, "--tensor-parallel-degree", tp,
         "-q")
     run("verify", out / "split", "-q")
-    run("export", out / "split", out / "hf", "-q")
-    same(out / "hf", model)
+    run("export", out / "split", out / "exported", "-q")
+    same(out / "exported", model)
 
 
 def test_resharded_by_columns_rows_and_heads(saved):
@@ -69,8 +69,8 @@ def test_resharded_by_columns_rows_and_heads(saved):
     run("reshard", out / "quarters", out / "again", "--tensor-parallel-degree", 2, "-q")
     run("diff", out / "halves", out / "again", "-q")
     run("diff", folder, out / "again", "-q")
-    run("export", out / "again", out / "hf", "-q")
-    same(out / "hf", model)
+    run("export", out / "again", out / "exported", "-q")
+    same(out / "exported", model)
 
 
 def test_heads_of_gpt_neox_are_told_apart(tmp_path):

