@@ -51,11 +51,13 @@ class Stage:
     def begin_step(self, step: int, microbatches: int, training: bool, dropout: bool, first_sample: int = 0,
                    rank_samples: int = 0, reduce: bool = True) -> None: ...
     # One thread a microbatch (any thread when there is one stage). Waits for its turn in the schedule with the GIL
-    # released. inputs: input_ids [B, S] int64, optional attention_mask [B, S], position_ids [B, S], labels [B, S];
+    # released. inputs: input_ids [B, S] int64, optional attention_mask [B, S], position_ids [B, S], token_type_ids [B, S], labels [B, S] ([B] of a classification);
     # the same on every stage. Returns {"loss": scalar} where labels are given (on stages before the last without a
-    # graph), else {}; on the last stage logits(mb) is then available.
+    # graph), else {}; on the last stage output(mb) is then available.
     def forward(self, microbatch: int, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]: ...
-    def logits(self, microbatch: int) -> torch.Tensor: ...  # [B, S, V], last stage only
+    # Last stage only: [B, S, V], [B, num_labels] of a classification, or [B, S, H] where there is no head.
+    def output(self, microbatch: int) -> torch.Tensor: ...
+    def pooled(self, microbatch: int) -> torch.Tensor: ...  # [B, H], last stage of a model with a pooler
     # Last stage: backpropagates loss * scale; others: what arrives from the next stage; `loss` is ignored there.
     def backward(self, microbatch: int, loss: torch.Tensor | None, scale: float) -> None: ...
     def finish_microbatch(self, microbatch: int) -> None: ...  # the user's function returned

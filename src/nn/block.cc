@@ -21,8 +21,9 @@ Block::Block(const ModelDescription& m, const Parameters& p, int64_t layer, cons
     const bool has_bias = m.norm == NormKind::kLayerNorm;
     return Norm{p.get(place + ".weight"), has_bias ? p.get(place + ".bias") : at::Tensor()};
   };
-  attention_norm_ = norm(attention + "pre_layernorm");
-  output_norm_ = norm(output + "pre_layernorm");
+  const std::string which = m.post_layernorm ? "layernorm" : "pre_layernorm";
+  attention_norm_ = norm(attention + which);
+  output_norm_ = norm(output + which);
   qkv_ = p.linears({attention + "query", attention + "key", attention + "value"});
   dense_ = p.linear(attention + "dense");
   in_ = m.gated ? p.linears({output + "gate", output + "up"}) : p.linears({output + "dense1"});
@@ -55,7 +56,10 @@ at::Tensor Block::attend(const at::Tensor& x, const BlockContext& context) const
   const at::Tensor in = ranks_.enter(x, context.sequence);
   const int64_t batch = in.size(0), sequence = in.size(1);
   at::Tensor q, k, v;  // (B, S, n, d)
-  if (qkv_.size() == 1) {
+  if (qkv_.size() == 1 && qkv_[0].by_head) {
+    const at::Tensor fused = qkv_[0](in).view({batch, sequence, heads_, 3, d});
+    q = fused.select(3, 0), k = fused.select(3, 1), v = fused.select(3, 2);
+  } else if (qkv_.size() == 1) {
     const std::vector<at::Tensor> parts = qkv_[0](in).split_with_sizes({heads_ * d, kv_heads_ * d, kv_heads_ * d}, -1);
     q = parts[0], k = parts[1], v = parts[2];
   } else {
@@ -64,8 +68,8 @@ at::Tensor Block::attend(const at::Tensor& x, const BlockContext& context) const
     };
     q = qkv_[0](in), k = shared(qkv_[1])(in), v = shared(qkv_[2])(in);
   }
-  q = q.view({batch, sequence, heads_, d}), k = k.view({batch, sequence, kv_heads_, d});
-  v = v.view({batch, sequence, kv_heads_, d});
+  q = q.reshape({batch, sequence, heads_, d}), k = k.reshape({batch, sequence, kv_heads_, d});
+  v = v.reshape({batch, sequence, kv_heads_, d});
   if (description_.position == PositionKind::kRotary) {
     q = rotate(q, *context.rotary, context.positions);
     k = rotate(k, *context.rotary, context.positions);
@@ -109,7 +113,13 @@ at::Tensor Block::feed_forward(const at::Tensor& x, const BlockContext& context)
 }
 
 at::Tensor Block::forward(const at::Tensor& x, const BlockContext& context) const {
+  if (description_.post_layernorm) {
+    const at::Tensor h = normed(x + hidden_dropout(attend(x, context), 1, context), attention_norm_);
+    return normed(h + hidden_dropout(feed_forward(h, context), 2, context), output_norm_);
+  }
   const at::Tensor h = x + hidden_dropout(attend(normed(x, attention_norm_), context), 1, context);
+  if (description_.parallel_residual)
+    return h + hidden_dropout(feed_forward(normed(x, output_norm_), context), 2, context);
   return h + hidden_dropout(feed_forward(normed(h, output_norm_), context), 2, context);
 }
 

@@ -40,12 +40,12 @@ at::Tensor gated(const at::Tensor& gate, const at::Tensor& up, Activation activa
 }
 
 RotaryTable make_rotary_table(const ModelDescription& m, int64_t positions, const at::TensorOptions& options) {
-  const int64_t half = m.attention_head_size / 2;
+  const int64_t dims = m.rotary_dims > 0 ? m.rotary_dims : m.attention_head_size, half = dims / 2;
   const auto wide = at::TensorOptions().dtype(at::kFloat);
   at::Tensor frequency = at::empty({half}, wide);
   float* f = frequency.data_ptr<float>();
   for (int64_t i = 0; i < half; ++i) {
-    const auto exponent = static_cast<float>(2 * i) / static_cast<float>(m.attention_head_size);
+    const auto exponent = static_cast<float>(2 * i) / static_cast<float>(dims);
     f[i] = 1.0f / std::pow(static_cast<float>(m.rotary_theta), exponent);
     if (m.rotary_factor > 0) {  // "llama3": long wavelengths are stretched, short ones kept, those between mixed
       const double wavelength = 2 * std::numbers::pi / f[i];
@@ -67,7 +67,9 @@ RotaryTable make_rotary_table(const ModelDescription& m, int64_t positions, cons
 }
 
 at::Tensor rotate(const at::Tensor& x, const RotaryTable& table, const at::Tensor& positions) {
-  const int64_t sequence = x.size(1), half = x.size(3) / 2;
+  const int64_t sequence = x.size(1), dims = table.cos.size(1), half = dims / 2;
+  if (dims < x.size(3))
+    return at::cat({rotate(x.slice(3, 0, dims).contiguous(), table, positions), x.slice(3, dims)}, 3);
   if (!positions.defined() && cpu::has_kernel(x, table.cos) && table.cos.scalar_type() == at::kFloat)
     return cpu::rotate(x, table.cos, table.sin);
   const auto rows = [&](const at::Tensor& t) {

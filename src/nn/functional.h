@@ -22,7 +22,8 @@ struct RotaryTable {
   at::Tensor cos, sin;
 };
 RotaryTable make_rotary_table(const ModelDescription& description, int64_t positions, const at::TensorOptions& options);
-// x [B, S, n, d]; positions [B, S] int64, or undefined for 0..S-1. Returns x's dtype and shape.
+// x [B, S, n, d]; positions [B, S] int64, or undefined for 0..S-1. Returns x's dtype and shape. Where the table is
+// narrower than d, the dimensions beyond it pass unchanged.
 at::Tensor rotate(const at::Tensor& x, const RotaryTable& table, const at::Tensor& positions);
 
 }  // namespace shardsmith

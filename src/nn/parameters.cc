@@ -72,9 +72,7 @@ std::vector<Linear> Parameters::linears(const std::vector<std::string>& names) c
     const at::Tensor& weight = get(names[i] + ".weight");
     const Place& place = *find(names[i] + ".weight");
     const Place* bias = find(names[i] + ".bias");
-    if (place.in_runs)
-      fail(ErrorKind::kUnsupported, "'", names[i], "' is fused by head with other layers; that can't be computed yet");
-    separate.push_back({weight, bias ? held_[bias->held].second : at::Tensor(), place.transposed});
+    separate.push_back({weight, bias ? held_[bias->held].second : at::Tensor(), place.transposed, place.in_runs});
     fused = fused && place.pieces == names.size() && place.position == i && weight.is_same(separate[0].weight);
   }
   if (fused) return {separate[0]};

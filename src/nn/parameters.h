@@ -18,6 +18,7 @@ struct Linear {
   at::Tensor weight;
   at::Tensor bias;  // undefined: none
   bool in_out = false;
+  bool by_head = false;  // of query, key and value fused: y is [..., heads, 3, d] rather than one after the other
   at::Tensor operator()(const at::Tensor& x) const;
   // Without the bias.
   at::Tensor product(const at::Tensor& x) const;

@@ -68,6 +68,17 @@ struct Leave : Function<Leave> {
   }
 };
 
+struct Gather : Function<Gather> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, int64_t length, int64_t ranks) {
+    context->saved_data["ranks"] = ranks;
+    return TensorParallelOps::gather_sequence(unpack(context), x, length);
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    const TensorParallel::Positions own = unpack(context).positions(grads[0].size(1));
+    return {grads[0].slice(1, own.begin, own.begin + own.count).contiguous(), at::Tensor(), at::Tensor()};
+  }
+};
+
 struct Shared : Function<Shared> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& weight, int64_t copies, int64_t ranks) {
     context->saved_data["ranks"] = ranks;
@@ -160,6 +171,10 @@ at::Tensor TensorParallel::enter(const at::Tensor& x, int64_t length) const {
 }
 
 at::Tensor TensorParallel::leave(const at::Tensor& x) const { return size_ == 1 ? x : Leave::apply(x, pack(this)); }
+
+at::Tensor TensorParallel::gather(const at::Tensor& x, int64_t length) const {
+  return split_sequence_ ? Gather::apply(x, length, pack(this)) : x;
+}
 
 at::Tensor TensorParallel::shared(const at::Tensor& weight, int copies) const {
   return size_ == 1 || copies == 1 || !weight.defined() ? weight : Shared::apply(weight, copies, pack(this));

@@ -41,6 +41,10 @@ class TensorParallel {
   // x [B, length, H], this rank's summand -> [B, positions(length).count, H].
   at::Tensor leave(const at::Tensor& x) const;
 
+  // x [B, positions(length).count, H] -> [B, length, H], for what every rank then computes alike: backward keeps this
+  // rank's positions of the gradient, which is the same everywhere.
+  at::Tensor gather(const at::Tensor& x, int64_t length) const;
+
   // A weight that `copies` neighbouring ranks hold whole: its gradient is summed over them.
   at::Tensor shared(const at::Tensor& weight, int copies) const;
   // A weight that every rank holds whole and uses on the hidden states that it keeps.

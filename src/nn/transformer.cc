@@ -9,20 +9,18 @@
 namespace shardsmith {
 namespace {
 
-// Every query sees itself, so that rows that are all padding stay finite; they count nowhere.
-at::Tensor attention_mask(const at::Tensor& keep) {
+constexpr int64_t kLossRows = 512;  // logits that exist at a time
+
+// bool [B, 1, S or 1, S], or undefined where nothing is hidden beyond what causality hides.
+at::Tensor attention_mask(const at::Tensor& keep, bool causal) {
   if (!keep.defined() || keep.ne(0).all().item<bool>()) return {};
   const int64_t sequence = keep.size(1);
-  const at::Tensor causal = at::ones({sequence, sequence}, keep.options().dtype(at::kBool)).tril();
-  const at::Tensor seen = at::logical_and(causal, keep.ne(0).view({-1, 1, 1, sequence}));
-  return at::logical_or(seen, at::eye(sequence, keep.options().dtype(at::kBool)));
-}
-
-// What a description may say beyond what is computed here.
-void check_computed(const ModelDescription& m) {
-  if (m.post_layernorm || m.parallel_residual || m.rotary_dims != 0 || m.head != HeadKind::kCausalLm || !m.causal)
-    fail(ErrorKind::kUnsupported, "models of type ", m.model_type,
-         " can't be trained yet; their files can be converted");
+  const at::Tensor kept = keep.ne(0).view({-1, 1, 1, sequence});
+  const auto options = keep.options().dtype(at::kBool);
+  // A query that may look at nothing at all would get NaN, which counts nowhere but spreads: it sees all, or itself.
+  if (!causal) return at::logical_or(kept, kept.any(3, true).logical_not()).expand({-1, 1, sequence, sequence});
+  const at::Tensor before = at::ones({sequence, sequence}, options).tril();
+  return at::logical_or(at::logical_and(before, kept), at::eye(sequence, options));
 }
 
 }  // namespace
@@ -31,19 +29,36 @@ StageModel::StageModel(const FamilyModel& model, const Partition& partition, int
                        const TensorParallel& ranks, bool own_batch)
     : description_(model.description), ranks_(ranks), own_batch_(own_batch && ranks.size() > 1) {
   const ModelDescription& m = description_;
-  check_computed(m);
   first_row_ = parameters.first_row();
+  const auto linear = [&](const std::string& name) { return parameters.linear(name); };
   if (stage == 0) {
     word_embedding_ = parameters.get("word_embedding.weight");
     if (m.position == PositionKind::kLearned) position_embedding_ = parameters.get("position_embedding.weight");
+    if (m.num_token_types > 0) token_type_embedding_ = parameters.get("token_type_embedding.weight");
+    if (m.embedding_layernorm) {
+      embedding_norm_weight_ = parameters.get("embedding_layernorm.weight");
+      embedding_norm_bias_ = parameters.get("embedding_layernorm.bias");
+    }
   }
   const auto s = static_cast<size_t>(stage);
   for (int64_t layer = partition.first.at(s); layer < partition.first.at(s + 1); ++layer)
     blocks_.emplace_back(m, parameters, layer, ranks);
-  if (stage == partition.stages() - 1) {
-    norm_weight_ = parameters.get("layernorm.weight");
-    if (m.norm == NormKind::kLayerNorm) norm_bias_ = parameters.get("layernorm.bias");
-    head_ = parameters.get(m.tied_head ? "word_embedding.weight" : "lm_head.weight");
+  is_last_ = stage == partition.stages() - 1;
+  if (is_last_) {
+    if (!m.post_layernorm) {
+      norm_weight_ = parameters.get("layernorm.weight");
+      if (m.norm == NormKind::kLayerNorm) norm_bias_ = parameters.get("layernorm.bias");
+    }
+    if (m.head == HeadKind::kCausalLm || m.head == HeadKind::kMaskedLm)
+      head_ = parameters.get(m.tied_head ? "word_embedding.weight" : "lm_head.weight");
+    if (m.head_bias) head_bias_ = parameters.get("lm_head.bias");
+    if (m.head_transform) {
+      head_transform_ = linear("lm_head.transform");
+      head_norm_weight_ = parameters.get("lm_head.layernorm.weight");
+      head_norm_bias_ = parameters.get("lm_head.layernorm.bias");
+    }
+    if (m.has_pooler) pooler_ = linear("pooler");
+    if (m.head == HeadKind::kClassification) classifier_ = linear("classifier");
   }
   if (m.position == PositionKind::kRotary)
     rotary_ = make_rotary_table(m, m.num_positions, parameters.held().front().second.options());
@@ -67,6 +82,13 @@ at::Tensor StageModel::embed(const Inputs& inputs, const DropoutContext& dropout
                  ? at::embedding(table, inputs.position_ids.slice(1, own.begin, own.begin + own.count))
                  : table.slice(0, own.begin, own.begin + own.count));
   }
+  if (token_type_embedding_.defined()) {
+    const at::Tensor table = ranks_.replicated(token_type_embedding_);
+    x = x + (inputs.token_type_ids.defined()
+                 ? at::embedding(table, inputs.token_type_ids.slice(1, own.begin, own.begin + own.count))
+                 : table[0]);
+  }
+  if (embedding_norm_weight_.defined()) x = normed(x, embedding_norm_weight_, embedding_norm_bias_);
   return dropout(x, description_.embedding_dropout, 0, dropout_context,
                  static_cast<uint64_t>(own.begin * description_.hidden_size));
 }
@@ -77,11 +99,14 @@ at::Tensor StageModel::forward(const at::Tensor& x, const Inputs& inputs, const 
     fail(ErrorKind::kInvalidArgument, "input_ids have ", sequence, " positions, the model has ",
          description_.num_positions);
   at::Tensor h = has_embedding() ? embed(inputs, dropout_context) : x;
-  const BlockContext context{sequence, attention_mask(inputs.attention_mask), inputs.position_ids, &rotary_,
-                             dropout_context};
+  const BlockContext context{sequence, attention_mask(inputs.attention_mask, description_.causal), inputs.position_ids,
+                             &rotary_, dropout_context};
   for (const Block& block : blocks_) h = block.forward(h, context);
-  if (!has_head()) return h;
-  return normalize(h, ranks_.replicated(norm_weight_), ranks_.replicated(norm_bias_), description_.norm,
+  return norm_weight_.defined() ? normed(h, norm_weight_, norm_bias_) : h;
+}
+
+at::Tensor StageModel::normed(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) const {
+  return normalize(x, ranks_.replicated(weight), ranks_.replicated(bias), description_.norm,
                    description_.layernorm_epsilon);
 }
 
@@ -89,22 +114,76 @@ std::vector<int64_t> StageModel::hidden_shape(const Inputs& inputs) const {
   return {inputs.input_ids.size(0), ranks_.positions(inputs.input_ids.size(1)).count, description_.hidden_size};
 }
 
-constexpr int64_t kLossRows = 512;  // logits that exist at a time
+at::Tensor StageModel::transformed(const at::Tensor& hidden) const {
+  if (!head_transform_.weight.defined()) return hidden;
+  const at::Tensor h =
+      at::linear(hidden, ranks_.replicated(head_transform_.weight), ranks_.replicated(head_transform_.bias));
+  return normed(activate(h, description_.activation), head_norm_weight_, head_norm_bias_);
+}
 
-at::Tensor StageModel::loss(const at::Tensor& hidden, const at::Tensor& labels) const {
+at::Tensor StageModel::loss(const at::Tensor& hidden, const Inputs& inputs, const DropoutContext& dropout) const {
+  if (description_.head == HeadKind::kClassification) {
+    at::Tensor labels = inputs.labels;
+    if (own_batch_) labels = labels.chunk(ranks_.size())[static_cast<size_t>(ranks_.rank())];
+    return classification_loss(output(hidden, inputs, dropout), labels);
+  }
+  if (!head_.defined())
+    fail(ErrorKind::kInvalidArgument, "a ", description_.model_type,
+         " without a head has no loss: labels can't be given");
   LossOptions options{kLossRows, head_gradient_.get()};
   if (ranks_.size() > 1) options.ranks = &ranks_;
   options.first_row = first_row_;
   options.vocab_size = description_.vocab_size;
   options.parts = own_batch_ ? ranks_.size() : 1;
-  const at::Tensor loss = causal_lm_loss(ranks_.enter(hidden, labels.size(1)), head_, labels, options);
+  const at::Tensor h = ranks_.enter(transformed(hidden), inputs.input_ids.size(1));
+  const at::Tensor loss = description_.head == HeadKind::kCausalLm
+                              ? causal_lm_loss(h, head_, inputs.labels, options)
+                              : linear_cross_entropy(h, head_, head_bias_, inputs.labels, options);
   return own_batch_ ? ranks_.own_rows(loss).select(0, 0) : loss;
 }
 
-at::Tensor StageModel::logits(const at::Tensor& hidden, const Inputs& inputs) const {
-  const at::Tensor whole = ranks_.enter(hidden, inputs.input_ids.size(1));
-  const at::Tensor logits = ranks_.gather_columns(at::linear(whole, head_), description_.vocab_size);
-  return own_batch_ ? ranks_.own_rows(logits) : logits;
+at::Tensor StageModel::output(const at::Tensor& hidden, const Inputs& inputs,
+                              const DropoutContext& dropout_context) const {
+  const int64_t sequence = inputs.input_ids.size(1);
+  if (description_.head == HeadKind::kNone) return own(ranks_.gather(hidden, sequence));
+  if (description_.head == HeadKind::kClassification) {
+    const uint64_t site = 1 + 3 * static_cast<uint64_t>(description_.num_layers);  // after the blocks' sites
+    const at::Tensor pooled = pooled_of_all(hidden, inputs);
+    return classifier_(own(dropout(pooled, description_.classifier_dropout, site, dropout_context)));
+  }
+  const at::Tensor h = ranks_.enter(transformed(hidden), sequence);
+  return own(ranks_.gather_columns(at::linear(h, head_, head_bias_), description_.vocab_size));
+}
+
+at::Tensor StageModel::pooled_of_all(const at::Tensor& hidden, const Inputs& inputs) const {
+  return at::tanh(pooler_(ranks_.gather(hidden, inputs.input_ids.size(1)).select(1, 0)));
+}
+
+at::Tensor StageModel::pooled(const at::Tensor& hidden, const Inputs& inputs) const {
+  return own(pooled_of_all(hidden, inputs));
+}
+
+// As transformers' ForSequenceClassificationLoss.
+at::Tensor StageModel::classification_loss(const at::Tensor& logits, at::Tensor labels) const {
+  labels = labels.to(logits.device());
+  const bool whole_numbers = !labels.is_floating_point();
+  ProblemKind problem = description_.problem;
+  if (problem == ProblemKind::kByLabels && description_.num_labels == 1) problem = ProblemKind::kRegression;
+  if (problem == ProblemKind::kByLabels) problem = whole_numbers ? ProblemKind::kSingleLabel : ProblemKind::kMultiLabel;
+  const at::Tensor wide = logits.scalar_type() == at::kDouble ? logits : logits.to(at::kFloat);
+  if (problem == ProblemKind::kSingleLabel) {
+    const at::Tensor y = labels.reshape({-1}).to(at::kLong);
+    const at::Tensor bad = at::logical_and(y.ne(kIgnoredLabel), at::logical_or(y.lt(0), y.ge(wide.size(1))));
+    if (y.numel() != wide.size(0) || bad.any().item<bool>())
+      fail(ErrorKind::kInvalidArgument, "labels of a classification are one of 0 to ", wide.size(1) - 1,
+           " for each of the ", wide.size(0), " rows");
+    return at::cross_entropy_loss(wide, y);
+  }
+  if (labels.numel() != wide.numel())
+    fail(ErrorKind::kInvalidArgument, "labels have ", labels.numel(), " numbers, the model's output has ",
+         wide.numel());
+  const at::Tensor y = labels.to(wide.scalar_type()).view_as(wide);
+  return problem == ProblemKind::kRegression ? at::mse_loss(wide, y) : at::binary_cross_entropy_with_logits(wide, y);
 }
 
 }  // namespace shardsmith

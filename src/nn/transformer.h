@@ -23,7 +23,8 @@ struct Inputs {
   at::Tensor input_ids;       // [B, S] int64
   at::Tensor attention_mask;  // [B, S], 1 = attended, or undefined
   at::Tensor position_ids;    // [B, S] int64, or undefined for 0..S-1
-  at::Tensor labels;          // [B, S] int64, or undefined
+  at::Tensor labels;          // [B, S] int64, of a classification [B] or [B, num_labels]; or undefined
+  at::Tensor token_type_ids;  // [B, S] int64, or undefined for 0
 };
 
 // Blocks [first, last) with the embedding in front (stage 0) and the final norm and head behind (last stage): this
@@ -36,27 +37,40 @@ class StageModel {
   StageModel(const FamilyModel& model, const Partition& partition, int stage, const Parameters& parameters,
              const TensorParallel& ranks, bool own_batch);
   bool has_embedding() const { return word_embedding_.defined(); }
-  bool has_head() const { return head_.defined(); }
+  bool is_last() const { return is_last_; }
 
   // x: hidden states from the stage before, undefined where has_embedding(). Returns this stage's hidden states
-  // [B, positions, H], of the positions that the rank keeps, after the final norm where has_head().
+  // [B, positions, H], of the positions that the rank keeps, after the final norm where is_last().
   at::Tensor forward(const at::Tensor& x, const Inputs& inputs, const DropoutContext& dropout) const;
   // What forward takes and gives between stages.
   std::vector<int64_t> hidden_shape(const Inputs& inputs) const;
-  at::Tensor loss(const at::Tensor& hidden, const at::Tensor& labels) const;  // scalar
-  at::Tensor logits(const at::Tensor& hidden, const Inputs& inputs) const;    // [B, S, V], of its own samples
+  // Of the rank's own samples, from what forward returned on the last stage. The loss is a scalar; the output is what
+  // the model has for logits: [B, S, V], [B, num_labels], or where there is no head the hidden states [B, S, H].
+  at::Tensor loss(const at::Tensor& hidden, const Inputs& inputs, const DropoutContext& dropout) const;
+  at::Tensor output(const at::Tensor& hidden, const Inputs& inputs, const DropoutContext& dropout) const;
+  bool has_pooler() const { return pooler_.weight.defined(); }
+  at::Tensor pooled(const at::Tensor& hidden, const Inputs& inputs) const;  // [B, H], of its own samples
   at::Tensor looked_up(const Inputs& inputs) const;  // rows of the embedding's own part that a forward uses, [n]
 
  private:
   at::Tensor embed(const Inputs& inputs, const DropoutContext& dropout) const;
+  at::Tensor normed(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) const;
+  at::Tensor transformed(const at::Tensor& hidden) const;  // by the head's transform, if it has one
+  at::Tensor pooled_of_all(const at::Tensor& hidden, const Inputs& inputs) const;
+  at::Tensor classification_loss(const at::Tensor& logits, at::Tensor labels) const;
+  at::Tensor own(const at::Tensor& x) const { return own_batch_ ? ranks_.own_rows(x) : x; }
 
   ModelDescription description_;
   const TensorParallel& ranks_;
   bool own_batch_;
   int64_t first_row_ = 0;  // of the vocabulary
-  at::Tensor word_embedding_, position_embedding_;
+  bool is_last_ = false;
+  at::Tensor word_embedding_, position_embedding_, token_type_embedding_;
+  at::Tensor embedding_norm_weight_, embedding_norm_bias_;
   std::vector<Block> blocks_;
-  at::Tensor norm_weight_, norm_bias_, head_;
+  at::Tensor norm_weight_, norm_bias_, head_, head_bias_;
+  at::Tensor head_norm_weight_, head_norm_bias_;
+  Linear head_transform_, pooler_, classifier_;
   RotaryTable rotary_;
   std::unique_ptr<SpareTensor> head_gradient_ = std::make_unique<SpareTensor>();
 };

@@ -7,7 +7,7 @@
 namespace shardsmith {
 namespace {
 
-enum Fact : int64_t { kRows, kSequence, kLabels, kPositions, kMask, kContent, kFacts };
+enum Fact : int64_t { kRows, kSequence, kLabels, kPositions, kTypes, kMask, kContent, kFacts };
 
 // A number that differs where the content does, but for one chance in 2^64.
 int64_t content_of(const at::Tensor& tensor) {
@@ -24,6 +24,7 @@ at::Tensor facts_of(const Inputs& own, bool own_batch) {
   f[kSequence] = own.input_ids.size(1);
   f[kLabels] = own.labels.defined();
   f[kPositions] = own.position_ids.defined();
+  f[kTypes] = own.token_type_ids.defined();
   f[kMask] = own.attention_mask.defined();
   if (!own_batch)
     f[kContent] = content_of(own.input_ids) + 3 * content_of(own.labels) + 5 * content_of(own.attention_mask);
@@ -36,7 +37,8 @@ void check(const int64_t* first, const int64_t* other, int rank, bool own_batch)
     fail(ErrorKind::kInvalidArgument,
          "the ranks of a tensor-parallel group must bring batches of one shape: tp rank 0 has ", shape(first),
          ", tp rank ", rank, " has ", shape(other));
-  for (const auto& [fact, name] : {std::pair(kLabels, "labels"), std::pair(kPositions, "position_ids")}) {
+  for (const auto& [fact, name] :
+       {std::pair(kLabels, "labels"), std::pair(kPositions, "position_ids"), std::pair(kTypes, "token_type_ids")}) {
     if (first[fact] != other[fact])
       fail(ErrorKind::kInvalidArgument, "of a tensor-parallel group tp rank ", first[fact] ? 0 : rank, " brings ", name,
            ", tp rank ", first[fact] ? rank : 0, " doesn't");
@@ -64,7 +66,8 @@ Inputs group_batch(const Inputs& own, const TensorParallel& ranks, bool own_batc
   const auto gathered = [&](const at::Tensor& tensor) {
     return tensor.defined() ? ranks.all_gather(tensor.contiguous()).flatten(0, 1) : tensor;
   };
-  Inputs group{gathered(own.input_ids), {}, gathered(own.position_ids), gathered(own.labels)};
+  Inputs group{
+      gathered(own.input_ids), {}, gathered(own.position_ids), gathered(own.labels), gathered(own.token_type_ids)};
   if (any_mask) {
     const at::Tensor mask =
         own.attention_mask.defined() ? own.attention_mask.to(at::kLong) : at::ones_like(own.input_ids);

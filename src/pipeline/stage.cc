@@ -136,7 +136,8 @@ Pending Stage::start_forward(int microbatch, const Inputs& own) {
       if (microbatch + 1 < step_.microbatches) post_forward_receive(microbatch + 1, inputs);
       m.input.requires_grad_(step_.training);
     }
-    m.output = compute_.forward(m.input, inputs, dropout_of(microbatch, own.input_ids.size(0)));
+    m.dropout = dropout_of(microbatch, own.input_ids.size(0));
+    m.output = compute_.forward(m.input, inputs, m.dropout);
     if (!is_last()) {
       // Autocast may have narrowed an output; the boundary has the parameters' dtype on both sides.
       const at::Tensor sent = m.output.detach().to(activation_options(parameters_).dtype()).contiguous();
@@ -147,7 +148,7 @@ Pending Stage::start_forward(int microbatch, const Inputs& own) {
                                                  tag(Edge::kLoss, microbatch));
       }
     } else if (inputs.labels.defined()) {
-      m.loss = compute_.loss(m.output, inputs.labels);
+      m.loss = compute_.loss(m.output, inputs, m.dropout);
       for (int s = 0; s + 1 < stages(); ++s)
         hold(options_.pipeline->send(m.loss.detach().clone(), s, tag(Edge::kLoss, microbatch)));
     }
@@ -155,12 +156,23 @@ Pending Stage::start_forward(int microbatch, const Inputs& own) {
   return remote_loss;
 }
 
-at::Tensor Stage::logits(int microbatch) {
+const Stage::Microbatch& Stage::computed(int microbatch) const {
   const Microbatch& m = microbatches_.at(static_cast<size_t>(microbatch));
   if (!is_last() || !m.output.defined())
     fail(ErrorKind::kInvalidArgument, "logits are on the last stage, after its forward: this is stage ", options_.stage,
          " of ", stages());
-  return compute_.logits(m.output, m.inputs);
+  return m;
+}
+
+at::Tensor Stage::output(int microbatch) {
+  const Microbatch& m = computed(microbatch);
+  return compute_.output(m.output, m.inputs, m.dropout);
+}
+
+at::Tensor Stage::pooled(int microbatch) {
+  const Microbatch& m = computed(microbatch);
+  if (!compute_.has_pooler()) fail(ErrorKind::kInvalidArgument, "this model has no pooler");
+  return compute_.pooled(m.output, m.inputs);
 }
 
 void Stage::backward(int microbatch, const at::Tensor& loss, double scale) {
@@ -183,7 +195,7 @@ void Stage::backward(int microbatch, const at::Tensor& loss, double scale) {
       if (Pending sent = tied_.after_last_backward(tied_tags())) hold(std::move(sent));
     // Where a function reads the logits after its backward, they are there as values.
     Microbatch kept;
-    if (is_last()) kept.output = m.output.detach(), kept.inputs = m.inputs;
+    if (is_last()) kept.output = m.output.detach(), kept.inputs = m.inputs, kept.dropout = m.dropout;
     m = kept;
   });
 }

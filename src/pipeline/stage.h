@@ -58,9 +58,10 @@ class Stage {
   // The scalar loss where there are labels: with a graph on the last stage, a plain value elsewhere. Undefined
   // otherwise. Of this rank's own samples.
   at::Tensor forward(int microbatch, const Inputs& inputs);
-  // [B, S, V] of this rank's own samples; last stage, after forward(microbatch); all tp ranks together. With a graph
-  // until backward(microbatch), a plain value after it.
-  at::Tensor logits(int microbatch);
+  // StageModel::output and pooled, of this rank's own samples; last stage, after forward(microbatch); all tp ranks
+  // together. With a graph until backward(microbatch), plain values after it.
+  at::Tensor output(int microbatch);
+  at::Tensor pooled(int microbatch);
   // `loss` counts on the last stage only, where `loss * scale` is backpropagated.
   void backward(int microbatch, const at::Tensor& loss, double scale);
   void finish_microbatch(int microbatch);
@@ -92,6 +93,7 @@ class Stage {
     at::Tensor output;  // hidden states that left
     at::Tensor loss;    // last stage, where there are labels
     Inputs inputs;
+    DropoutContext dropout;
   };
   enum class Edge { kForward, kBackward, kLoss, kBroadcast, kTied, kTiedRows, kCount };
   int tag(Edge edge, int microbatch) const;
@@ -100,6 +102,7 @@ class Stage {
   void hold(Pending pending);
   TiedEmbedding::Tags tied_tags() const { return {tag(Edge::kTied, 0), tag(Edge::kTiedRows, 0)}; }
   void wait_for_sends();
+  const Microbatch& computed(int microbatch) const;
   // forward without waiting for another stage's loss: that is what it returns, empty where there is none to wait for.
   Pending start_forward(int microbatch, const Inputs& own);
 

@@ -182,7 +182,9 @@ TEST(TensorParallelLayouts, ThatCantWorkSaySo) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Families, Layouts, testing::Combine(testing::Values(kTinyLlama, kTinyGpt2), testing::Bool()));
+INSTANTIATE_TEST_SUITE_P(Families, Layouts,
+                         testing::Combine(testing::Values(kTinyLlama, kTinyGpt2, kTinyNeox, kTinyBert),
+                                          testing::Bool()));
 
 // The order of the work changes nothing: microbatches go backward in the same order under all.
 TEST(Layouts, EverySchedulesGradientsAreTheSameBits) {

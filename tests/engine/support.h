@@ -30,6 +30,14 @@ inline const char* const kTinyGpt2 =
   "vocab_size": 61, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "resid_pdrop": 0.1,
   "embd_pdrop": 0.1, "attn_pdrop": 0.1})";
 
+inline const char* const kTinyNeox = R"({"model_type": "gpt_neox", "hidden_size": 32, "num_hidden_layers": 4,
+  "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 61, "max_position_embeddings": 32,
+  "rotary_pct": 0.5, "hidden_act": "gelu", "use_parallel_residual": true, "hidden_dropout": 0.1,
+  "attention_dropout": 0.1, "tie_word_embeddings": false})";
+inline const char* const kTinyBert = R"({"model_type": "bert", "architectures": ["BertForMaskedLM"],
+  "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 61,
+  "max_position_embeddings": 32, "type_vocab_size": 2, "hidden_act": "gelu", "pad_token_id": 0})";
+
 inline FamilyModel family(const char* config) { return describe_model(parse_json(config, "test")); }
 
 using Tensors = std::map<std::string, at::Tensor>;
@@ -46,14 +54,18 @@ inline Tensors initial_weights(const FamilyModel& model, at::ScalarType dtype = 
   return weights;
 }
 
-// A piece of a tensor, as its logical tensor.
+// A piece of a tensor, as its logical tensor: a view, [runs, run, ...] where its rows don't lie together.
 inline at::Tensor piece_of(const at::Tensor& tensor, const Piece& piece) {
-  at::Tensor view = tensor;
-  for (size_t d = 0; d < piece.shape.size(); ++d) {
-    const int64_t to = piece.permutation[d];
-    view = view.narrow(to, piece.offset[static_cast<size_t>(to)], piece.shape[d]);
+  std::vector<int64_t> sizes(piece.shape.begin(), piece.shape.end()), strides;
+  int64_t offset = tensor.storage_offset();
+  for (const int d : piece.permutation) strides.push_back(tensor.stride(d));
+  for (size_t d = 0; d < piece.offset.size(); ++d) offset += piece.offset[d] * tensor.stride(static_cast<int64_t>(d));
+  if (piece.run > 0) {
+    sizes[0] = piece.run;
+    sizes.insert(sizes.begin(), piece.runs());
+    strides.insert(strides.begin(), strides[0] * piece.step);
   }
-  return view.permute(std::vector<int64_t>(piece.permutation.begin(), piece.permutation.end()));
+  return tensor.as_strided(sizes, strides, offset);
 }
 
 inline at::Tensor box_of(at::Tensor tensor, const Box& box) {
@@ -69,7 +81,13 @@ inline void for_each_piece(const FamilyModel& model, size_t i, const at::Tensor&
   for (size_t p = 0; p < model.tensors[i].pieces.size(); ++p) {
     const Piece& piece = model.tensors[i].pieces[p];
     const Box box = tensor_parallel_box(model.description, piece.name, piece.shape, tp, degree);
-    visit(box_of(piece_of(whole, piece), box), piece_of(own, local.tensors[i].pieces[p]));
+    const at::Tensor of_own = piece_of(own, local.tensors[i].pieces[p]);
+    if (piece.run == 0) {
+      visit(box_of(piece_of(whole, piece), box), of_own);
+      continue;
+    }
+    const Box runs{{box.offset[0] / piece.run}, {box.extent[0] / piece.run}};  // heads are whole
+    visit(box_of(piece_of(whole, piece), runs), of_own);
   }
 }
 

@@ -26,6 +26,9 @@ py::dict description_of(const ModelDescription& d) {
   result["tied_head"] = d.tied_head;
   result["causal"] = d.causal;
   result["num_labels"] = d.num_labels;
+  constexpr const char* kHeads[] = {"causal_lm", "masked_lm", "classification", "none"};
+  result["head"] = kHeads[static_cast<size_t>(d.head)];
+  result["has_pooler"] = d.has_pooler;
   return result;
 }
 
@@ -44,7 +47,8 @@ py::list pieces_of(const RankModel& model, const std::string& hf_name) {
       const Piece &p = model.local.tensors[t].pieces[i], &whole = model.whole.tensors[t].pieces[i];
       const Box box = tensor_parallel_box(description, p.name, whole.shape, model.rank, model.degree);
       const int copies = tensor_parallel_copies(description, p.name, whole.shape, model.degree);
-      result.append(py::make_tuple(p.name, p.shape, p.permutation, p.offset, p.run, p.step, whole.shape, box.offset, copies));
+      result.append(
+          py::make_tuple(p.name, p.shape, p.permutation, p.offset, p.run, p.step, whole.shape, box.offset, copies));
     }
     return result;
   }

@@ -44,9 +44,11 @@ Inputs inputs_of(const std::map<std::string, at::Tensor>& tensors) {
       inputs.position_ids = tensor;
     else if (name == "labels")
       inputs.labels = tensor;
+    else if (name == "token_type_ids")
+      inputs.token_type_ids = tensor;
     else
-      fail(ErrorKind::kInvalidArgument, "the model takes input_ids, attention_mask, position_ids and labels, not '",
-           name, "'");
+      fail(ErrorKind::kInvalidArgument,
+           "the model takes input_ids, attention_mask, position_ids, token_type_ids and labels, not '", name, "'");
   }
   if (!inputs.input_ids.defined()) fail(ErrorKind::kInvalidArgument, "the model needs input_ids");
   return inputs;
@@ -132,7 +134,8 @@ void bind_stage(py::module_& m) {
             return result;
           },
           py::arg("microbatch"), py::arg("inputs"), Unlocked())
-      .def("logits", &Stage::logits, py::arg("microbatch"), Unlocked())
+      .def("output", &Stage::output, py::arg("microbatch"), Unlocked())
+      .def("pooled", &Stage::pooled, py::arg("microbatch"), Unlocked())
       .def(
           "backward",
           [](Stage& self, int microbatch, const std::optional<at::Tensor>& loss, double scale) {

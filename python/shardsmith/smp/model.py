@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextvars
+import functools
 import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 # The microbatch that the running thread computes; None outside of a step.
 current_microbatch: contextvars.ContextVar[int | None] = contextvars.ContextVar("microbatch", default=None)
 
-_INPUTS = ("input_ids", "attention_mask", "position_ids", "labels")
+_INPUTS = ("input_ids", "attention_mask", "position_ids", "token_type_ids", "labels")
 # Arguments of transformers' forward that change nothing here unless they ask for something.
 _IGNORED = ("use_cache", "return_dict", "cache_position")
 
@@ -201,17 +202,22 @@ class DistributedModel(nn.Module):
         entries = self.stage.forward(microbatch, inputs)
         stage, last, number = self.stage, state.stage == state.stages - 1, state.step_calls
 
-        def fetch() -> torch.Tensor:
+        def fetch(compute: Callable[[int], torch.Tensor], what: str) -> torch.Tensor:
             if not last:
-                raise Error("unsupported", "the model's logits are on the last stage only: pass labels= for the loss, or "
+                raise Error("unsupported", f"the model's {what} are on the last stage only: pass labels= for the loss, or "
                                            "return the output from the step function, which brings it to every stage",
                             state.rank)
             if number != state.step_calls:
-                raise Error("unsupported", "the model's logits are gone after the step: read them in the step function, or "
+                raise Error("unsupported", f"the model's {what} are gone after the step: read them in the step function, or "
                                            "return them from it", state.rank)
-            return stage.logits(microbatch)
+            return compute(microbatch)
 
-        output = ModelOutput(dict(entries), fetch)
+        fetched = {"logits": functools.partial(fetch, stage.output, "logits")}
+        if self._model.description["head"] == "none":
+            fetched = {"last_hidden_state": functools.partial(fetch, stage.output, "hidden states")}
+            if self._model.description["has_pooler"]:
+                fetched["pooler_output"] = functools.partial(fetch, stage.pooled, "pooled states")
+        output = ModelOutput(dict(entries), fetched)
         return output.to_tuple() if as_tuple else output
 
     def _inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, torch.Tensor], bool]:
@@ -239,10 +245,11 @@ class DistributedModel(nn.Module):
             del inputs["attention_mask"]
         return inputs, arguments.get("return_dict") is False
 
-    @staticmethod
-    def _input(name: str, value: Any) -> torch.Tensor:
+    def _input(self, name: str, value: Any) -> torch.Tensor:
         if not isinstance(value, torch.Tensor):
             raise Error("invalid_argument", f"model(...): {name} must be a tensor, not {type(value).__name__}")
+        if name == "labels" and self._model.description["head"] == "classification":
+            return value.to(state.device)  # whole numbers or not: that says which loss is meant
         if value.dim() != 2:
             raise Error("invalid_argument", f"model(...): {name} must be [batch, sequence], not {list(value.shape)}")
         value = value.to(state.device)
