@@ -28,6 +28,7 @@ class Model:
     # also_last: a tied embedding, of which the last stage holds a copy.
     tensors: list[tuple[str, list[int], int, bool]]
     architecture: str  # transformers' class for it
+    aliases: dict[str, str]  # names that a module or a file may have instead -> hf name
     tied_names: list[str]
     ignored_suffixes: list[str]
     # Pieces of one hf tensor as this rank holds it: (logical name, logical shape, permutation, offset in the hf tensor,

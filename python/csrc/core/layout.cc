@@ -104,6 +104,13 @@ void bind_layout(py::module_& m) {
       .def_property_readonly("description", [](const RankModel& f) { return description_of(f.whole.description); })
       .def_property_readonly("tensors", [](const RankModel& f) { return tensors_of(f.local); })
       .def_property_readonly("architecture", [](const RankModel& f) { return f.whole.architecture; })
+      .def_property_readonly("aliases",
+                             [](const RankModel& f) {
+                               std::map<std::string, std::string> result;
+                               for (const FamilyTensor& tensor : f.whole.tensors)
+                                 for (const std::string& alias : tensor.aliases) result[alias] = tensor.hf_name;
+                               return result;
+                             })
       .def_property_readonly("tied_names", [](const RankModel& f) { return f.whole.tied_names; })
       .def_property_readonly("ignored_suffixes", [](const RankModel& f) { return f.whole.ignored_suffixes; })
       .def("pieces", &pieces_of)

@@ -99,9 +99,14 @@ class DistributedModel(nn.Module):
         if cfg.pipeline_parallel_degree == 1:
             self.partition()
 
+    def _named(self) -> dict[str, nn.Parameter]:
+        """The module's, under the names that Hugging Face's files have."""
+        aliases, known = self._model.aliases, {name for name, *_ in self._model.tensors}
+        return {name if name in known else aliases.get(name, name): p for name, p in self.module.named_parameters()}
+
     def _check_parameters(self) -> None:
         expected = {name: list(shape) for name, shape, _, _ in self._whole.tensors}
-        found = {name: list(p.shape) for name, p in self.module.named_parameters()}
+        found = {name: list(p.shape) for name, p in self._named().items()}
         for name in [*expected, *found]:
             if expected.get(name) != found.get(name):
                 raise Error("unsupported", f"parameter {name} of {type(self.module).__name__}: the configuration says "
@@ -129,7 +134,7 @@ class DistributedModel(nn.Module):
         if self._first is None:
             self._first = self._model.partition(stages, cfg.memory_weight)
         names = self._model.stage_tensors(self._first, stage)
-        parameters = dict(self.module.named_parameters())
+        parameters = self._named()
         self._local = {name: parameters[name] for name in names}
         for name, param in parameters.items():
             if name not in self._local:
@@ -153,7 +158,7 @@ class DistributedModel(nn.Module):
         """Parameters get the shapes of this rank's part, and its values where the module has any."""
         shapes = {name: shape for name, shape, _, _ in self._model.tensors}
         weightless_yet = weightless.source_of(self.module) is not None
-        for name, param in self.module.named_parameters():
+        for name, param in self._named().items():
             if list(param.shape) == shapes[name]:
                 continue
             own = torch.empty(shapes[name], dtype=param.dtype, device=param.device)
@@ -340,7 +345,8 @@ class DistributedModel(nn.Module):
     def local_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Of this rank's stage; after the partition."""
         self._need_partition("local_named_parameters")
-        return iter(list(self._local.items()))
+        names = {id(p): name for name, p in self.module.named_parameters()}
+        return iter([(names[id(p)], p) for p in self._local.values()])
 
     def local_parameters(self) -> Iterator[nn.Parameter]:
         return (param for _, param in self.local_named_parameters())
