@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from shardsmith.errors import Error
-from shardsmith.smp import creation, weightless, weights
+from shardsmith.smp import creation, placing, weightless, weights
 from shardsmith.smp.output import ModelOutput
 from shardsmith.smp.session import logger, state
 from shardsmith.smp.slices import cut
@@ -114,6 +114,7 @@ class DistributedModel(nn.Module):
             return
         # Rank 0's seed is everybody's, so that initial weights don't depend on the layout.
         self._seed = int(state.exchange(str(torch.initial_seed()).encode())[0])
+        self._first = placing.decide(self)
         state.together(self._partition)
         self._make_stage()
         self.partitioned = True
@@ -122,12 +123,9 @@ class DistributedModel(nn.Module):
             hook(self, state.optimizer)
 
     def _partition(self) -> None:
-        cfg, stage, stages = state.cfg, state.stage, state.stages
+        stage, stages = state.stage, state.stages
         begin = time.monotonic()
         pending = state.pending
-        self._first = pending.first if pending is not None and pending.first else None
-        if self._first is None:
-            self._first = self._model.partition(stages, cfg.memory_weight)
         names = self._model.stage_tensors(self._first, stage)
         parameters = dict(self.module.named_parameters())
         self._local = {name: parameters[name] for name in names}
