@@ -102,8 +102,14 @@ class DistributedModel(nn.Module):
     def _check_parameters(self) -> None:
         expected = {name: list(shape) for name, shape, _, _ in self._whole.tensors}
         found = {name: list(p.shape) for name, p in self.module.named_parameters()}
+        # torch names a parameter once, by the first path that leads to it.
+        first_path = {id(p): name for name, p in self.module.named_parameters()}
+        again = {name: first_path[id(p)] for name, p in self.module.named_parameters(remove_duplicate=False)}
         for name in [*expected, *found]:
             if expected.get(name) != found.get(name):
+                if again.get(name, name) != name:
+                    raise Error("unsupported", f"parameter {name} of {type(self.module).__name__} is {again[name]} again: a "
+                                               f"module is used twice, where {self._whole.description['model_type']} has two")
                 raise Error("unsupported", f"parameter {name} of {type(self.module).__name__}: the configuration says "
                                            f"{expected.get(name, 'none')}, the model has {found.get(name, 'none')}")
 
