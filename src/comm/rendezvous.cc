@@ -1,7 +1,6 @@
 #include "comm/rendezvous.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "base/error.h"
 
@@ -29,36 +28,60 @@ void Rendezvous::receive(int from, int to, uint64_t tag, std::span<std::byte> ou
   if (bytes.size() != out.size())
     fail(ErrorKind::kInvalidArgument, "rank ", from, " sent ", bytes.size(), " bytes where rank ", to, " expects ",
          out.size());
-  std::memcpy(out.data(), bytes.data(), bytes.size());
+  std::copy(bytes.begin(), bytes.end(), out.begin());
 }
 
 void Rendezvous::collective(int rank, std::span<std::byte> bytes,
                             const std::function<void(std::vector<std::span<std::byte>>&)>& combine, Deadline deadline) {
   std::unique_lock lock(mutex_);
   const uint64_t round = round_;
+  came_[static_cast<size_t>(rank)] = true;
   arrived_[static_cast<size_t>(rank)] = bytes.empty() ? std::span(reinterpret_cast<std::byte*>(this), 0) : bytes;
   if (++waiting_ == size_) {
-    combine(arrived_);
+    outcome_ = {};
+    try {
+      if (const std::string text = unequal(); !text.empty()) fail(ErrorKind::kInvalidArgument, text);
+      combine(arrived_);
+    } catch (const Error& e) {
+      outcome_ = {true, e.kind(), e.what(), e.rank()};
+    } catch (const std::exception& e) {
+      outcome_ = {true, ErrorKind::kPeer, e.what(), rank};
+    }
     std::fill(arrived_.begin(), arrived_.end(), std::span<std::byte>());
+    came_.assign(came_.size(), false);
     waiting_ = 0;
     ++round_;
     changed_.notify_all();
+    if (outcome_.failed) throw Error(outcome_.kind, outcome_.text, outcome_.rank);
     return;
   }
   const auto failure = [&] {
     return std::find_if(failed_.begin(), failed_.end(), [](const std::string& text) { return !text.empty(); });
   };
   const bool woken = changed_.wait_until(lock, deadline, [&] { return round_ != round || failure() != failed_.end(); });
-  if (round_ != round) return;
-  // Leave, so that nobody writes into our bytes any more.
+  if (round_ != round) {
+    if (outcome_.failed) throw Error(outcome_.kind, outcome_.text, outcome_.rank);
+    return;
+  }
+  // Leave, so that nobody writes into our bytes any more. Who came and left like us is not late.
   std::string absent;
-  for (int r = 0; r < size_; ++r)
-    if (arrived_[static_cast<size_t>(r)].data() == nullptr) absent += (absent.empty() ? "" : ", ") + std::to_string(r);
+  for (size_t r = 0; r < came_.size(); ++r)
+    if (!came_[r]) absent += (absent.empty() ? "" : ", ") + std::to_string(r);
   arrived_[static_cast<size_t>(rank)] = {};
-  --waiting_;
-  if (!woken) fail(ErrorKind::kTimeout, "rank ", absent, " did not join a collective in time");
+  if (--waiting_ == 0) came_.assign(came_.size(), false);
+  if (!woken)
+    fail(ErrorKind::kTimeout, absent.find(',') == std::string::npos ? "rank " : "ranks ", absent,
+         " did not join a collective in time");
   const int culprit = static_cast<int>(failure() - failed_.begin());
   throw Error(ErrorKind::kPeer, str("rank ", culprit, " failed: ", *failure()), culprit);
+}
+
+std::string Rendezvous::unequal() const {
+  for (size_t r = 1; r < arrived_.size(); ++r)
+    if (arrived_[r].size() != arrived_[0].size())
+      return str("rank ", r, " brings ", arrived_[r].size(), " bytes to a collective, rank 0 brings ",
+                 arrived_[0].size(), ": they must have the same shapes");
+  return {};
 }
 
 void Rendezvous::fail_rank(int rank, const std::string& text) {

@@ -30,6 +30,9 @@ std::string join_ranks(const std::vector<int>& ranks) {
   return text;
 }
 
+// torch's messages run over several lines with a C++ stack.
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
 }  // namespace
 
 StorePeers::StorePeers(c10::intrusive_ptr<c10d::Store> store, int rank, int size, std::string name)
@@ -109,6 +112,21 @@ std::string StorePeers::explain(const std::string& text, milliseconds grace) noe
   } catch (...) {
     return str("rank 0, or the launcher, has died: the store that connects the ranks does not answer (rank ", rank_,
                " was ", text, ")");
+  }
+}
+
+void guarded(StorePeers& peers, milliseconds grace, const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const Error& e) {
+    if (e.kind() != ErrorKind::kPeer && e.kind() != ErrorKind::kTimeout) {
+      peers.fail(e.what());
+      throw;
+    }
+    throw Error(ErrorKind::kPeer, peers.explain(e.what(), grace), peers.rank());
+  } catch (const std::exception& e) {
+    peers.fail(first_line(e.what()));
+    throw;
   }
 }
 

@@ -1,6 +1,7 @@
 // base/peers.h over c10d's store, and who is to blame when a step breaks off.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
@@ -34,5 +35,11 @@ class StorePeers final : public Peers {
   std::string name_;
   uint64_t sequence_ = 0;
 };
+
+// Runs work that other ranks take part in. What it throws is everybody's: a failure of this rank's own is told to the
+// others and passed on; after a communication error (kPeer, kTimeout), which blames at most a neighbour, Error(kPeer)
+// is thrown with what explain() says, within `grace`. That must be longer than a rank waits for another, so that those
+// who wait for somebody who waits still speak in time.
+void guarded(StorePeers& peers, std::chrono::milliseconds grace, const std::function<void()>& work);
 
 }  // namespace shardsmith

@@ -105,6 +105,16 @@ Partition make_partition(const PartitionCosts& costs, int stages) {
       [](double run) { return run * run; });
 }
 
+void require_sound(const Partition& partition, int blocks) {
+  const std::vector<int>& first = partition.first;
+  if (first.size() < 2 || first.front() != 0 || first.back() != blocks)
+    fail(ErrorKind::kInvalidArgument, "a partition of ", blocks, " layers goes from 0 to ", blocks, ", not from ",
+         first.empty() ? "nothing" : std::to_string(first.front()), " to ",
+         first.empty() ? "nothing" : std::to_string(first.back()));
+  for (size_t s = 0; s + 1 < first.size(); ++s)
+    if (first[s] >= first[s + 1]) empty_stage(static_cast<int>(s), partition.stages());
+}
+
 double balance(const PartitionCosts& costs, const Partition& partition) {
   const Runs runs(costs, partition.stages());
   double total = costs.embedding + costs.head;

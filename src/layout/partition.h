@@ -29,6 +29,9 @@ struct PartitionCosts {
 // where the blocks cost alike: 1,000 blocks take milliseconds.
 Partition make_partition(const PartitionCosts& costs, int stages);
 
+// Throws kInvalidArgument unless `partition` lays `blocks` blocks over at least one stage and each stage has a block.
+void require_sound(const Partition& partition, int blocks);
+
 // The costliest stage's share, 1 / stages at best: balance = mean / max in (0, 1].
 double balance(const PartitionCosts& costs, const Partition& partition);
 

@@ -12,6 +12,14 @@
 namespace shardsmith {
 namespace {
 
+// Before anything is built on it.
+const FamilyModel& checked(const FamilyModel& model, const StageOptions& options) {
+  require_sound(options.partition, static_cast<int>(model.description.num_layers));
+  if (options.stage < 0 || options.stage >= options.partition.stages())
+    fail(ErrorKind::kInvalidArgument, "there is no pipeline stage ", options.stage, " of ", options.partition.stages());
+  return model;
+}
+
 std::vector<at::Tensor> tensors_of(const Parameters& parameters) {
   std::vector<at::Tensor> tensors;
   for (const auto& [name, tensor] : parameters.held()) tensors.push_back(tensor);
@@ -57,7 +65,7 @@ class Turn {
 }  // namespace
 
 Stage::Stage(const FamilyModel& model, const Parameters& parameters, StageOptions options)
-    : model_(model),
+    : model_(checked(model, options)),
       parameters_(parameters),
       options_(std::move(options)),
       ranks_(options_.tensor, options_.split_sequence),

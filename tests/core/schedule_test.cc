@@ -2,8 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <functional>
 #include <limits>
+#include <random>
 #include <set>
 #include <thread>
 
@@ -175,6 +177,60 @@ TEST(Turns, CallingTheModelTwiceIsAnError) {
   turns.enter({Kind::kForward, 0});
   turns.leave();
   EXPECT_THROW(turns.enter({Kind::kForward, 0}), Error);
+}
+
+// As a stage uses them: a thread a microbatch, steps one after another, some functions without a backward, and in some
+// steps an abort in the middle. One task at a time, in the order of the schedule, and nobody is left behind.
+TEST(Turns, ManyStepsOfThreadsWithAborts) {
+  constexpr int kMicrobatches = 8;
+  Turns turns;
+  std::mt19937 random(9);
+  for (int step = 0; step < 150; ++step) {
+    const std::vector<Task> order = training_order(step % 2 ? ScheduleKind::kSimple : ScheduleKind::kInterleaved, 0,
+                                                   1 + step % 5, kMicrobatches, 1 + step % kMicrobatches);
+    const bool aborts = step % 3 == 0;
+    const size_t abort_at = random() % order.size();
+    const int without_backward = step % 4 == 1 ? static_cast<int>(random() % kMicrobatches) : -1;
+    turns.begin(order);
+    std::atomic<int> inside{0}, aborted{0};
+    std::vector<Task> seen;  // guarded by the turns
+    std::vector<std::thread> threads;
+    for (int mb = 0; mb < kMicrobatches; ++mb)
+      threads.emplace_back([&, mb] {
+        try {
+          for (const Kind kind : {Kind::kForward, Kind::kBackward}) {
+            if (kind == Kind::kBackward && mb == without_backward) break;
+            turns.enter({kind, mb});
+            EXPECT_EQ(inside.fetch_add(1), 0) << "one at a time";
+            seen.push_back({kind, mb});
+            const bool stop = aborts && seen.size() == abort_at + 1;
+            if (stop) turns.abort("stopped at task " + std::to_string(abort_at));
+            inside.fetch_sub(1);
+            if (stop) throw Error(ErrorKind::kIo, "own");
+            turns.leave();
+          }
+          turns.finish(mb);
+        } catch (const Error& e) {
+          ++aborted;
+          if (e.kind() == ErrorKind::kPeer) {
+            EXPECT_EQ(e.what(), "stopped at task " + std::to_string(abort_at));
+          }
+        }
+      });
+    for (std::thread& thread : threads) thread.join();
+    std::vector<Task> expected = order;
+    std::erase(expected, Task{Kind::kBackward, without_backward});
+    if (aborts && abort_at < expected.size()) {
+      EXPECT_GE(aborted, 1);
+      EXPECT_TRUE(turns.aborted());
+      EXPECT_THROW(turns.require_done(), Error);
+      expected.resize(abort_at + 1);
+    } else {
+      EXPECT_EQ(aborted, 0);
+      EXPECT_NO_THROW(turns.require_done());
+    }
+    EXPECT_EQ(seen, expected) << "step " << step;
+  }
 }
 
 }  // namespace

@@ -39,14 +39,15 @@ class TestInit:
         assert error.kind == "invalid_argument" and "did you mean 'microbatches'" in str(error)
 
     @pytest.mark.parametrize("values", [{"sharded_data_parallel_degree": 2},
-                                        {"fp16": True}, {"shard_optimizer_state": True}, {"auto_partition": False}])
+                                        {"fp16": True}, {"shard_optimizer_state": True}])
     def test_what_is_not_there_says_so(self, values):
         error = refusal(smp_config.resolve, values)
         assert error.kind == "unsupported" and next(iter(values)) in str(error)
 
     @pytest.mark.parametrize("values", [{"memory_weight": 2}, {"microbatches": 0}, {"microbatches": 1.5},
                                         {"optimize": "sped"}, {"placement_strategy": "DPP"}, {"ddp": "yes"},
-                                        {"microbatches": None}, {"ddp_port": 5},
+                                        {"microbatches": None}, {"ddp_port": 5}, {"auto_partition": False},
+                                        {"default_partition": 1}, {"load_partition": True}, {"pipeline": "sample"},
                                         {"partitions": 2, "pipeline_parallel_degree": 3}])
     def test_wrong_values(self, values):
         assert refusal(smp_config.resolve, values).kind == "invalid_argument"

@@ -17,6 +17,7 @@
 namespace shardsmith::python {
 
 void bind_layout(pybind11::module_& m);      // meshes, families, partitions, schedules
+void bind_partition(pybind11::module_& m);   // manual partitions, decisions in files
 void bind_index(pybind11::module_& m);       // readers and Index
 void bind_checkpoint(pybind11::module_& m);  // save, scan, find, verify
 

@@ -97,7 +97,14 @@ void bind_layout(py::module_& m) {
       .def("tp_group", &Mesh::tp_group)
       .def("rdp_group", &Mesh::rdp_group)
       .def("dp_group", &Mesh::dp_group)
-      .def("mp_group", &Mesh::mp_group);
+      .def("mp_group", &Mesh::mp_group)
+      .def("groups", [](const Mesh& mesh, const std::string& kind) {
+        using Kind = Mesh::Kind;
+        for (const auto& [word, value] :
+             {std::pair{"pp", Kind::kPp}, {"tp", Kind::kTp}, {"rdp", Kind::kRdp}, {"dp", Kind::kDp}, {"mp", Kind::kMp}})
+          if (kind == word) return mesh.groups(value);
+        fail(ErrorKind::kInvalidArgument, "a mesh has groups pp, tp, rdp, dp and mp, not '", kind, "'");
+      });
 
   py::class_<RankModel>(m, "Model")
       .def(py::init(&make_model), py::arg("config_json"), py::arg("tp_rank") = 0, py::arg("tp_size") = 1)

@@ -7,6 +7,7 @@ PYBIND11_MODULE(_core, m) {
   m.doc() = "The torch-free half of Shardsmith. See _core.pyi.";
   shardsmith::python::register_errors();
   shardsmith::python::bind_layout(m);
+  shardsmith::python::bind_partition(m);
   shardsmith::python::bind_index(m);
   shardsmith::python::bind_checkpoint(m);
 }

@@ -12,6 +12,7 @@ from shardsmith.smp.checkpoint import resume_from_checkpoint, save_checkpoint
 from shardsmith.smp.creation import delay_param_initialization, model_creation, set_tensor_parallelism, tensor_parallelism
 from shardsmith.smp.model import DistributedModel
 from shardsmith.smp.optimizer import DistributedOptimizer
+from shardsmith.smp.placing import partition, set_partition
 from shardsmith.smp.ranks import *  # noqa: F403
 from shardsmith.smp.ranks import __dict__ as _ranks
 from shardsmith.smp.session import CommGroup, RankType, init, is_initialized, is_tracing, num_microbatches, state
@@ -20,7 +21,7 @@ from shardsmith.smp.stepping import StepOutput, step
 __all__ = [
     "CommGroup", "DistributedModel", "DistributedOptimizer", "Error", "RankType", "StepOutput",
     "delay_param_initialization", "init", "is_initialized", "is_tracing", "model", "model_creation", "num_microbatches",
-    "resume_from_checkpoint", "save_checkpoint", "set_tensor_parallelism", "state", "step",
+    "partition", "resume_from_checkpoint", "save_checkpoint", "set_partition", "set_tensor_parallelism", "state", "step",
     "tensor_parallelism",
 ]
 __all__ += sorted(name for name, value in _ranks.items()
@@ -30,7 +31,7 @@ __all__ += sorted(name for name, value in _ranks.items()
 # Known names that are not there in this version: using one says so, instead of doing nothing.
 _LATER = frozenset({
     "nn", "amp", "optimizers", "patches", "utils", "sharded_data_parallel_checkpoint", "hvd_average_grads",
-    "partition", "set_partition", "tp_register",
+    "tp_register",
     "tp_register_with_module", "set_activation_checkpointing", "save", "load", "wait_for_checkpoint",
 })
 

@@ -35,7 +35,7 @@ KEYS: dict[str, Key] = {
     "placement_strategy": Key("cluster", str),
     "optimize": Key("memory", str, choices=("memory", "speed")),
     "memory_weight": Key(0.8, float, minimum=0, maximum=1),
-    "auto_partition": Key(True, bool, supported=(True,)),
+    "auto_partition": Key(True),
     "default_partition": Key(None, int, minimum=0),
     "ddp": Key(False),
     "ddp_dist_backend": Key("auto", str, choices=("auto", "nccl", "gloo", "mpi")),
@@ -62,8 +62,8 @@ KEYS: dict[str, Key] = {
     "peer_timeout": Key(300.0, float, minimum=0.001),
     "contiguous": Key(True),
     "horovod": Key(False, supported=_OFF),
-    "load_partition": Key(False, supported=_OFF),
-    "partition_file": Key(None, str, supported=(None,)),
+    "load_partition": Key(False),
+    "partition_file": Key(None, str),  # where the decision is written, or read from with load_partition
     "_match_weights": Key(False),
     "_fp32_grad_accumulation": Key(False),
     "use_times": Key(False),
@@ -75,7 +75,6 @@ SYNONYMS = {"partitions": "pipeline_parallel_degree", "_prescaled_batch": "presc
 _INSTEAD = {
     "bf16": "use torch.autocast(dtype=torch.bfloat16) around the step",
     "fp16": "use torch.autocast(dtype=torch.bfloat16) around the step",
-    "auto_partition": "leave it True",
     "horovod": "use ddp",
 }
 
@@ -181,6 +180,11 @@ def resolve(given: Mapping[str, Any] | None) -> Config:
     if values["default_partition"] is not None and values["default_partition"] >= degree:
         raise Error("invalid_argument", f"'default_partition' must be less than 'pipeline_parallel_degree' ({degree}), "
                                         f"not {values['default_partition']}")
+    if not values["auto_partition"] and values["default_partition"] is None:
+        raise Error("invalid_argument", "'auto_partition': False needs 'default_partition': the stage of what no "
+                                        "smp.partition or smp.set_partition places")
+    if values["load_partition"] and not values["partition_file"]:
+        raise Error("invalid_argument", "'load_partition' needs 'partition_file'")
     active = values["active_microbatches"]
     values["active_microbatches"] = min(degree + 2 if active is None else active, values["microbatches"])
     return Config(values)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from shardsmith.errors import Error
-from shardsmith.smp import creation, weightless, weights
+from shardsmith.smp import creation, placing, weightless, weights
 from shardsmith.smp.output import ModelOutput
 from shardsmith.smp.session import logger, state
 from shardsmith.smp.slices import cut
@@ -107,8 +107,14 @@ class DistributedModel(nn.Module):
     def _check_parameters(self) -> None:
         expected = {name: list(shape) for name, shape, _, _ in self._whole.tensors}
         found = {name: list(p.shape) for name, p in self._named().items()}
+        # torch names a parameter once, by the first path that leads to it.
+        first_path = {id(p): name for name, p in self.module.named_parameters()}
+        again = {name: first_path[id(p)] for name, p in self.module.named_parameters(remove_duplicate=False)}
         for name in [*expected, *found]:
             if expected.get(name) != found.get(name):
+                if again.get(name, name) != name:
+                    raise Error("unsupported", f"parameter {name} of {type(self.module).__name__} is {again[name]} again: a "
+                                               f"module is used twice, where {self._whole.description['model_type']} has two")
                 raise Error("unsupported", f"parameter {name} of {type(self.module).__name__}: the configuration says "
                                            f"{expected.get(name, 'none')}, the model has {found.get(name, 'none')}")
 
@@ -119,6 +125,7 @@ class DistributedModel(nn.Module):
             return
         # Rank 0's seed is everybody's, so that initial weights don't depend on the layout.
         self._seed = int(state.exchange(str(torch.initial_seed()).encode())[0])
+        self._first = placing.decide(self)
         state.together(self._partition)
         self._make_stage()
         self.partitioned = True
@@ -127,12 +134,9 @@ class DistributedModel(nn.Module):
             hook(self, state.optimizer)
 
     def _partition(self) -> None:
-        cfg, stage, stages = state.cfg, state.stage, state.stages
+        stage, stages = state.stage, state.stages
         begin = time.monotonic()
         pending = state.pending
-        self._first = pending.first if pending is not None and pending.first else None
-        if self._first is None:
-            self._first = self._model.partition(stages, cfg.memory_weight)
         names = self._model.stage_tensors(self._first, stage)
         parameters = self._named()
         self._local = {name: parameters[name] for name in names}

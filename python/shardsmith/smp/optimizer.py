@@ -81,7 +81,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
             if not state.model.partitioned:
                 raise Error("invalid_argument", "optimizer.step() before the first step: the model is not partitioned")
             state.model.before_update()
-        result = self.optimizer.step(closure) if closure is not None else self.optimizer.step()
+        arguments = () if closure is None else (closure,)
+        # An update that fails on this rank is the others' error too, who go on to the next step.
+        if state.model is None:
+            result = self.optimizer.step(*arguments)
+        else:
+            result = state.model.guarded(self.optimizer.step, *arguments)
         state.optimizer_steps += 1
         return result
 

@@ -74,6 +74,7 @@ class Session:
         self.optimizer: DistributedOptimizer | None = None
         self.pending: Any = None  # a checkpoint to read when the partition is made
         self.optimizer_steps = 0  # updates made, over all runs
+        self.said_auto_partition = False
         self.step_calls = 0  # calls of step functions, over all runs: dropout masks depend on it
 
     def require(self) -> Session:
@@ -284,8 +285,7 @@ def _make_groups() -> None:
     state.members["world"], state.groups["world"] = list(range(state.size)), dist.group.WORLD
     made: dict[tuple[int, ...], dist.ProcessGroup] = {tuple(range(state.size)): dist.group.WORLD}
     for kind in ("pp", "tp", "rdp", "dp", "mp"):
-        members_of = getattr(state.mesh, f"{kind}_group")
-        for members in sorted({tuple(members_of(rank)) for rank in range(state.size)}):
+        for members in map(tuple, state.mesh.groups(kind)):
             # Groups of one never talk, but scripts may pass them to torch.distributed.
             if members not in made:
                 made[members] = dist.new_group(list(members), timeout=timeout)
@@ -293,9 +293,8 @@ def _make_groups() -> None:
                 state.members[kind], state.groups[kind] = list(members), made[members]
     # Engine and script must not share a group: two same-shaped collectives in another order give wrong sums.
     for kind in ("pp", "rdp", "tp"):
-        members_of = getattr(state.mesh, f"{kind}_group")
         state.groups[f"engine_{kind}"] = None
-        for members in sorted({tuple(members_of(rank)) for rank in range(state.size)}):
+        for members in map(tuple, state.mesh.groups(kind)):
             if len(members) > 1:
                 group = dist.new_group(list(members), timeout=timeout)
                 if state.rank in members:
