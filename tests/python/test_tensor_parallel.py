@@ -64,8 +64,11 @@ for step in range(6):
     return of
 
 
-LAYOUTS = [("gpt2", 1, 2, 2, "memory", False), ("gpt2", 2, 2, 4, "speed", True), ("llama", 1, 2, 4, "speed", False),
-           ("llama", 1, 4, 4, "memory", True), ("untied", 1, 2, 2, "memory", True)]
+LONG = pytest.mark.long
+LAYOUTS = [("gpt2", 1, 2, 2, "memory", False), ("gpt2", 2, 2, 4, "speed", True),
+           pytest.param("llama", 1, 2, 4, "speed", False, marks=LONG),
+           pytest.param("llama", 1, 4, 4, "memory", True, marks=LONG),
+           pytest.param("untied", 1, 2, 2, "memory", True, marks=LONG)]
 
 
 @pytest.mark.parametrize("family, pp, tp, ranks, optimize, prescaled", LAYOUTS)
@@ -82,7 +85,9 @@ results["held"] = sum(p.numel() for p in model.local_parameters())
     assert len({rank["held"] for rank in found}) <= 2 * pp
 
 
-@pytest.mark.parametrize("first, second", [((1, 2), (2, 1)), ((2, 1), (1, 2)), ((1, 2), (1, 4)), ((2, 2), (1, 1))])
+@pytest.mark.parametrize("first, second", [
+    ((1, 2), (2, 1)), ((2, 1), (1, 2)), pytest.param((1, 2), (1, 4), marks=LONG),
+    pytest.param((2, 2), (1, 1), marks=LONG)])
 def test_a_checkpoint_goes_on_in_any_layout(models, plain_losses, tmp_path, first, second):
     def program(layout, body):
         pp, tp = layout
