@@ -84,7 +84,7 @@ double GradientNorm::partial(const std::vector<at::Tensor>& gradients) const {
       const double largest = gradient.abs().max().item<double>();
       result = std::isnan(largest) ? largest : std::isnan(result) ? result : std::max(result, largest);
     } else {
-      result += gradient.to(at::kDouble).abs_().pow_(type_).sum().item<double>();
+      result += gradient.to(at::kDouble).abs().pow_(type_).sum().item<double>();
     }
   }
   return result;
