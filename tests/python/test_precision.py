@@ -361,3 +361,23 @@ results["plain_backward"] = refusal(optimizer.step)
     for answer, word in zip(found["args"], ("window", "scale_window", "static_loss_scale", "dynamic_loss_args")):
         assert answer[0] == "invalid_argument" and word in answer[1]
     assert "model.backward" in found["plain_backward"][1]
+
+
+def test_masters_are_resharded_by_the_verb(models, tmp_path):
+    import os
+    import subprocess
+    from pathlib import Path
+
+    program = Path(os.environ["SHARDSMITH_BUILD_DIR"]) / "shardsmith"
+    body = HELPERS + MASTER_FILES.format(family="llama", pp=2, config=dict(bf16=True), folder=str(tmp_path), resume=False)
+    before = run(body, 2, models, tmp_path / "0")
+    done = subprocess.run([program, "reshard", tmp_path / "checkpoints", tmp_path / "other" / "checkpoints",
+                           "--pipeline-parallel-degree", "1"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (folder,) = (tmp_path / "other" / "checkpoints").glob("*_partial")
+    assert {f.name for f in folder.glob("fp16_states*")} == {"fp16_states_0_0.pt"}
+    body = HELPERS + MASTER_FILES.format(family="llama", pp=1, config=dict(bf16=True), folder=str(tmp_path / "other"),
+                                         resume=True)
+    after = run(body, 1, models, tmp_path / "1")[0]
+    for kind in ("digests", "moments"):
+        assert {name: value for rank in before for name, value in rank[kind].items()} == after[kind]
