@@ -371,10 +371,10 @@ def test_masters_are_resharded_by_the_verb(models, tmp_path):
     program = Path(os.environ["SHARDSMITH_BUILD_DIR"]) / "shardsmith"
     body = HELPERS + MASTER_FILES.format(family="llama", pp=2, config=dict(bf16=True), folder=str(tmp_path), resume=False)
     before = run(body, 2, models, tmp_path / "0")
-    done = subprocess.run([program, "reshard", tmp_path / "checkpoints", tmp_path / "other" / "checkpoints",
+    done = subprocess.run([program, "reshard", tmp_path / "checkpoints", tmp_path / "other" / "checkpoints" / "t_partial",
                            "--pipeline-parallel-degree", "1"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    (folder,) = (tmp_path / "other" / "checkpoints").glob("*_partial")
+    folder = tmp_path / "other" / "checkpoints" / "t_partial"
     assert {f.name for f in folder.glob("fp16_states*")} == {"fp16_states_0_0.pt"}
     body = HELPERS + MASTER_FILES.format(family="llama", pp=1, config=dict(bf16=True), folder=str(tmp_path / "other"),
                                          resume=True)
