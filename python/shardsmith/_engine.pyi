@@ -49,7 +49,7 @@ class Stage:
     # replica's batch (for dropout masks), `rank_samples` how many each tensor-parallel rank brings where they bring their
     # own. training: order 1F1B; otherwise all forwards.
     def begin_step(self, step: int, microbatches: int, training: bool, dropout: bool, first_sample: int = 0,
-                   rank_samples: int = 0, reduce: bool = True) -> None: ...
+                   rank_samples: int = 0, reduce: bool = True, loss_scale: float = 1.0) -> None: ...
     # One thread a microbatch (any thread when there is one stage). Waits for its turn in the schedule with the GIL
     # released. inputs: input_ids [B, S] int64, optional attention_mask [B, S], position_ids [B, S], token_type_ids [B, S], labels [B, S] ([B] of a classification);
     # the same on every stage. Returns {"loss": scalar} where labels are given (on stages before the last without a
@@ -71,5 +71,26 @@ class Stage:
     def broadcast(self, tensors: list[torch.Tensor], root: int) -> list[torch.Tensor]: ...
     # Parameters of rdp rank 0 to the others, tied ones from the first stage to the last.
     def sync_parameters(self) -> None: ...
-    def grad_norm(self) -> float: ...  # global L2 norm over all stages, tied parameters once
-    def clip_grad_norm(self, max_norm: float) -> float: ...  # scales by max_norm / (norm + 1e-6) if that is < 1; returns the norm
+    # Norm (any type above 0, or infinity) over all stages and tensor-parallel ranks, each parameter once; not finite if a
+    # gradient isn't.
+    def grad_norm(self, norm_type: float = 2.0) -> float: ...
+    # Scales by max_norm / (norm + 1e-6) if that is below 1; returns the norm.
+    def clip_grad_norm(self, max_norm: float, norm_type: float = 2.0) -> float: ...
+
+# One AdamW update in one pass over memory (src/optim/adamw_update.h), of float32 CPU tensors: `masters` and moments are
+# written, and where there is one, `rounded` becomes the rounded master. Gradients count times gradient_scale.
+def adamw_update(
+    gradients: list[torch.Tensor],
+    masters: list[torch.Tensor],
+    exp_avgs: list[torch.Tensor],
+    exp_avg_sqs: list[torch.Tensor],
+    rounded: list[torch.Tensor | None],
+    steps: list[float],  # of this update, from 1
+    *,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+    weight_decay: float,
+    gradient_scale: float = 1.0,
+) -> None: ...

@@ -11,8 +11,10 @@ namespace shardsmith {
 namespace {
 
 // "model_0_1.pt" -> "model", "optimizer_0_0.pt" -> "optimizer", "rng_3.pt" -> "rng_3", "user_content.pt" ->
-// "user_content". The first two are one thing in many files; each of the others stands for itself.
+// "user_content". The first two are one thing in many files; each of the others stands for itself. Masters
+// ("fp16_states_0_0.pt") are part of the optimizer's state.
 std::string kind_of(const std::string& file) {
+  if (file.starts_with("fp16_states_")) return "optimizer";
   for (const char* shared : {"model", "optimizer"}) {
     if (file.starts_with(std::string(shared) + "_")) return shared;
   }

@@ -90,21 +90,35 @@ class Builder {
   std::unordered_set<std::string> names_;
 };
 
+// Adds one file's state of a parameter to what other files say of it: masters stand in a file of their own.
+void add_state(Dict& states, std::unordered_map<std::string, size_t>& places, const Value& key, const Value& item) {
+  const std::string* name = key.get_if<std::string>();
+  const auto [place, is_new] = places.emplace(name ? *name : to_json(key), states.items.size());
+  if (is_new) {
+    states.items.emplace_back(key, item);
+    return;
+  }
+  const Dict* more = item.get_if<Dict>();
+  Value& known = states.items[place->second].second;
+  for (size_t i = 0; more && known.get_if<Dict>() && i < more->items.size(); ++i) {
+    const std::string* kind = more->items[i].first.get_if<std::string>();
+    if (kind && !known.find(*kind)) known.set(*kind, more->items[i].second);
+  }
+}
+
 // The optimizer's values of several files as one: each file has the parameters of its stage and slice.
 Value merged_optimizer(const List& files) {
   Value merged;
   Dict state;
-  std::set<std::string> known;
+  std::unordered_map<std::string, size_t> known;
   List groups;
   std::vector<std::set<std::string>> members;
   for (const Value& file : files) {
-    if (const Value* name = file.find("class"); name && !merged.find("class")) merged.set("class", *name);
+    for (const char* once : {"class", "dtype", "loss_scaler"})
+      if (const Value* said = file.find(once); said && !merged.find(once)) merged.set(once, *said);
     const Value* states = file.find("state");
     if (const Dict* dict = states ? states->get_if<Dict>() : nullptr) {
-      for (const auto& [key, item] : dict->items) {
-        const std::string* name = key.get_if<std::string>();
-        if (!name || known.insert(*name).second) state.items.emplace_back(key, item);
-      }
+      for (const auto& [key, item] : dict->items) add_state(state, known, key, item);
     }
     const Value* list = file.find("param_groups");
     const List* theirs = list ? list->get_if<List>() : nullptr;

@@ -73,7 +73,9 @@ class SliceFiles {
     const FamilyModel& family = *job_.content.family;
     FileBuilder& model = builders.emplace_back(job_.feed, false);
     FileBuilder& optimizer = builders.emplace_back(job_.feed, false);
-    Dict weights, states, elsewhere;
+    FileBuilder& masters = builders.emplace_back(job_.feed, false);
+    const bool has_masters = job_.content.optimizer.find("loss_scaler");
+    Dict weights, states, masters_states, elsewhere;
     std::set<std::string> here;
     for (const size_t i : stage_tensors(family, manifest_.partition, pp)) {
       const FamilyTensor& tensor = family.tensors[i];
@@ -90,8 +92,15 @@ class SliceFiles {
         }
         weights.items.emplace_back(piece.name, model.add(found->second, box, "model/" + piece.name));
         const auto state = states_.find(piece.name);
-        if (state != states_.end())
-          states.items.emplace_back(piece.name, state_of(piece, box, *state->second, optimizer));
+        if (state == states_.end()) continue;
+        const auto is_master = [&](const std::string* kind) { return has_masters && kind && *kind == "master"; };
+        const auto add = [&](Dict& to, FileBuilder& file, const auto& wanted) {
+          Value kept = state_of(piece, box, only(*state->second, wanted), file);
+          if (const Dict* dict = kept.get_if<Dict>(); !dict || !dict->items.empty())
+            to.items.emplace_back(piece.name, std::move(kept));
+        };
+        add(states, optimizer, [&](const std::string* kind) { return !is_master(kind); });
+        if (has_masters) add(masters_states, masters, is_master);
       }
     }
     Value listed;
@@ -107,9 +116,25 @@ class SliceFiles {
     tree.set("param_groups", groups_of(here));
     bytes += optimizer.bytes();
     files.push_back({str("optimizer_", pp, "_", tp, ".pt"), optimizer.finish(std::move(tree), true)});
+    if (!has_masters) return;
+    Value precision;
+    for (const char* key : {"dtype", "loss_scaler"})
+      if (const Value* value = job_.content.optimizer.find(key)) precision.set(key, masters.import(*value));
+    precision.set("state", std::move(masters_states));
+    bytes += masters.bytes();
+    files.push_back({str("fp16_states_", pp, "_", tp, ".pt"), masters.finish(std::move(precision), true)});
   }
 
  private:
+  // A parameter's state without what isn't wanted.
+  static Value only(const Value& state, const std::function<bool(const std::string*)>& wanted) {
+    const Dict* dict = state.get_if<Dict>();
+    if (!dict) return wanted(nullptr) ? state : Value(Dict{});
+    Dict kept;
+    for (const auto& [key, value] : dict->items)
+      if (wanted(key.get_if<std::string>())) kept.items.emplace_back(key, value);
+    return kept;
+  }
   Box box_of(const Piece& piece, int tp) const {
     return tensor_parallel_box(job_.content.family->description, piece.name, piece.shape, tp, manifest_.tp);
   }

@@ -98,7 +98,7 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
       const at::Tensor losses = softmax_loss(logits, labels.slice(0, begin, end), wide, call, want_any);
       loss.index_add_(0, part.slice(0, begin, end), losses.mul(shares));
       if (!want_any) continue;
-      const at::Tensor wide_grad = logits.mul_(shares.unsqueeze(1));
+      const at::Tensor wide_grad = logits.mul_(shares.mul(call.options.scale).unsqueeze(1));
       if (want_bias) grad_bias.add_(wide_grad.sum(0));
       const at::Tensor grad = wide_grad.to(product);
       if (want_x) grad_x.slice(0, begin, end).copy_(at::mm(grad, wp));
@@ -115,6 +115,7 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
     context->saved_data["spare"] = direct ? reinterpret_cast<int64_t>(spare) : int64_t{0};
     context->saved_data["grad_x"] = want_x ? grad_x.to(x.scalar_type()) : at::Tensor();
     context->saved_data["grad_weight"] = grad_weight;
+    context->saved_data["scale"] = call.options.scale;
     context->saved_data["grad_bias"] = want_bias ? grad_bias.to(bias.scalar_type()) : at::Tensor();
     return loss;
   }
@@ -125,7 +126,7 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
       return value.isTensor() ? value.toTensor() : at::Tensor();
     };
     // The gradients were made on the way, with the same weight for every part.
-    const at::Tensor factor = grads[0].select(0, 0);
+    const at::Tensor factor = grads[0].select(0, 0).div(context->saved_data["scale"].toDouble());
     if (grads[0].size(0) > 1 && !grads[0].eq(factor).all().item<bool>())
       fail(ErrorKind::kUnsupported, "the ranks of a tensor-parallel group scale their losses differently");
     // In place: a step runs backward once, and a second pass of 4 bytes x V x H is not free.

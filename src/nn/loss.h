@@ -20,6 +20,9 @@ struct LossOptions {
   // gradient of `hidden` is then this rank's summand.
   const TensorParallel* ranks = nullptr;
   int64_t first_row = 0, vocab_size = 0;
+  // A loss scale that backward's gradient is going to hold: what is made on the way carries it already, so that small
+  // gradients survive in float16, and backward takes it out of what it is given.
+  double scale = 1;
   // The batch is put together from so many equal parts, each with a mean of its own.
   int64_t parts = 1;
 };

@@ -121,7 +121,8 @@ at::Tensor StageModel::transformed(const at::Tensor& hidden) const {
   return normed(activate(h, description_.activation), head_norm_weight_, head_norm_bias_);
 }
 
-at::Tensor StageModel::loss(const at::Tensor& hidden, const Inputs& inputs, const DropoutContext& dropout) const {
+at::Tensor StageModel::loss(const at::Tensor& hidden, const Inputs& inputs, const DropoutContext& dropout,
+                            double loss_scale) const {
   if (description_.head == HeadKind::kClassification) {
     at::Tensor labels = inputs.labels;
     if (own_batch_) labels = labels.chunk(ranks_.size())[static_cast<size_t>(ranks_.rank())];
@@ -131,6 +132,7 @@ at::Tensor StageModel::loss(const at::Tensor& hidden, const Inputs& inputs, cons
     fail(ErrorKind::kInvalidArgument, "a ", description_.model_type,
          " without a head has no loss: labels can't be given");
   LossOptions options{kLossRows, head_gradient_.get()};
+  options.scale = loss_scale;
   if (ranks_.size() > 1) options.ranks = &ranks_;
   options.first_row = first_row_;
   options.vocab_size = description_.vocab_size;

@@ -46,7 +46,9 @@ class StageModel {
   std::vector<int64_t> hidden_shape(const Inputs& inputs) const;
   // Of the rank's own samples, from what forward returned on the last stage. The loss is a scalar; the output is what
   // the model has for logits: [B, S, V], [B, num_labels], or where there is no head the hidden states [B, S, H].
-  at::Tensor loss(const at::Tensor& hidden, const Inputs& inputs, const DropoutContext& dropout) const;
+  // The loss is to be backpropagated with a gradient that holds `loss_scale` (see LossOptions::scale).
+  at::Tensor loss(const at::Tensor& hidden, const Inputs& inputs, const DropoutContext& dropout,
+                  double loss_scale = 1) const;
   at::Tensor output(const at::Tensor& hidden, const Inputs& inputs, const DropoutContext& dropout) const;
   bool has_pooler() const { return pooler_.weight.defined(); }
   at::Tensor pooled(const at::Tensor& hidden, const Inputs& inputs) const;  // [B, H], of its own samples

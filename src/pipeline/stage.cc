@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "optim/gradient_norm.h"
 #include "pipeline/group_batch.h"
 
 namespace shardsmith {
@@ -156,7 +157,7 @@ Pending Stage::start_forward(int microbatch, const Inputs& own) {
                                                  tag(Edge::kLoss, microbatch));
       }
     } else if (inputs.labels.defined()) {
-      m.loss = compute_.loss(m.output, inputs, m.dropout);
+      m.loss = compute_.loss(m.output, inputs, m.dropout, step_.loss_scale);
       for (int s = 0; s + 1 < stages(); ++s)
         hold(options_.pipeline->send(m.loss.detach().clone(), s, tag(Edge::kLoss, microbatch)));
     }
@@ -190,7 +191,7 @@ void Stage::backward(int microbatch, const at::Tensor& loss, double scale) {
     if (is_last()) {
       if (!loss.defined() || !loss.requires_grad())
         fail(ErrorKind::kInvalidArgument, "model.backward(loss): the loss does not depend on the model's output");
-      torch::autograd::backward({loss}, {at::full_like(loss, scale)});
+      torch::autograd::backward({loss}, {at::full_like(loss, scale * step_.loss_scale)});
     } else {
       Pending gradient = options_.pipeline->receive(at::empty(m.output.sizes(), activation_options(parameters_)),
                                                     options_.stage + 1, tag(Edge::kBackward, microbatch));
@@ -301,26 +302,28 @@ void Stage::sync_parameters() {
     for (const auto& [name, tensor] : parameters_.held()) options_.replicas->broadcast(tensor.detach(), 0).wait();
 }
 
-double Stage::grad_norm() {
+double Stage::grad_norm(double type) {
   at::NoGradGuard no_grad;
-  double sum = 0;
+  const GradientNorm norm(type);
+  std::vector<at::Tensor> gradients;
   for (const auto& [name, tensor] : parameters_.held()) {
     const bool counted_elsewhere = (!is_first() && tied_.is(tensor)) || ranks_.rank() % parameters_.copies(name) != 0;
-    if (!tensor.grad().defined() || counted_elsewhere) continue;
-    const double norm = at::linalg_vector_norm(tensor.grad(), 2).item<double>();
-    sum += norm * norm;
+    if (tensor.grad().defined() && !counted_elsewhere) gradients.push_back(tensor.grad());
   }
-  if (stages() > 1) {
-    const at::Tensor total = at::full({1}, sum, activation_options(parameters_).dtype(at::kDouble));
-    sum = options_.pipeline->all_reduce_sum(total).wait().item<double>();
-  }
-  if (ranks_.size() > 1)
-    sum = ranks_.sum(at::full({1}, sum, activation_options(parameters_).dtype(at::kDouble))).item<double>();
-  return std::sqrt(sum);
+  double total = norm.partial(gradients);
+  for (Group* group :
+       {options_.pipeline ? &*options_.pipeline : nullptr, options_.tensor ? &*options_.tensor : nullptr})
+    if (group && group->size() > 1) {
+      // Gathered, as a maximum can't be summed; a few bytes either way.
+      const at::Tensor own = at::full({1}, total, activation_options(parameters_).dtype(at::kDouble));
+      const at::Tensor all = group->all_gather(own).wait();
+      total = (norm.is_maximum() ? all.max() : all.sum()).item<double>();
+    }
+  return norm.finish(total);
 }
 
-double Stage::clip_grad_norm(double max_norm) {
-  const double norm = grad_norm();
+double Stage::clip_grad_norm(double max_norm, double type) {
+  const double norm = grad_norm(type);
   const double scale = max_norm / (norm + 1e-6);
   at::NoGradGuard no_grad;
   if (scale < 1)

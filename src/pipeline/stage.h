@@ -53,6 +53,7 @@ class Stage {
     uint64_t first_sample = 0;  // global number of this replica's first sample
     uint64_t rank_samples = 0;  // samples that each tp rank brings to the step, where they bring their own
     bool reduce = true;         // whether finish_step is going to reduce: what can be sent early then is
+    double loss_scale = 1;      // gradients are of the loss times this
   };
   void begin_step(const Step& step);
   // The scalar loss where there are labels: with a graph on the last stage, a plain value elsewhere. Undefined
@@ -78,10 +79,11 @@ class Stage {
   std::vector<at::Tensor> broadcast(std::vector<at::Tensor> tensors, int root);
   // Parameters of replica 0 to the others, a tied embedding from the first stage to the last.
   void sync_parameters();
-  // L2 norm of the gradients over all stages and tp ranks, each parameter once.
-  double grad_norm();
+  // Norm of the gradients over all stages and tp ranks, each parameter once; not finite if a gradient isn't. `type` as
+  // in GradientNorm.
+  double grad_norm(double type = 2);
   // Scales all gradients by max_norm / (norm + 1e-6) where that is below 1 (torch's clip_grad_norm_). Returns the norm.
-  double clip_grad_norm(double max_norm);
+  double clip_grad_norm(double max_norm, double type = 2);
 
   bool is_first() const { return options_.stage == 0; }
   bool is_last() const { return options_.stage == options_.partition.stages() - 1; }

@@ -39,7 +39,7 @@ class TestInit:
         assert error.kind == "invalid_argument" and "did you mean 'microbatches'" in str(error)
 
     @pytest.mark.parametrize("values", [{"sharded_data_parallel_degree": 2},
-                                        {"fp16": True}, {"shard_optimizer_state": True}])
+                                        {"shard_optimizer_state": True}])
     def test_what_is_not_there_says_so(self, values):
         error = refusal(smp_config.resolve, values)
         assert error.kind == "unsupported" and next(iter(values)) in str(error)

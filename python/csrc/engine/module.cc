@@ -8,6 +8,7 @@
 
 #include "../errors.h"
 #include "comm/store_peers.h"
+#include "optim/adamw_update.h"
 #include "pipeline/stage.h"
 
 namespace py = pybind11;
@@ -120,11 +121,12 @@ void bind_stage(py::module_& m) {
       .def(
           "begin_step",
           [](Stage& self, uint64_t step, int microbatches, bool training, bool dropout, uint64_t first_sample,
-             uint64_t rank_samples, bool reduce) {
-            self.begin_step({step, microbatches, training, dropout, first_sample, rank_samples, reduce});
+             uint64_t rank_samples, bool reduce, double loss_scale) {
+            self.begin_step({step, microbatches, training, dropout, first_sample, rank_samples, reduce, loss_scale});
           },
           py::arg("step"), py::arg("microbatches"), py::arg("training"), py::arg("dropout"),
-          py::arg("first_sample") = 0, py::arg("rank_samples") = 0, py::arg("reduce") = true, Unlocked())
+          py::arg("first_sample") = 0, py::arg("rank_samples") = 0, py::arg("reduce") = true,
+          py::arg("loss_scale") = 1.0, Unlocked())
       .def(
           "forward",
           [](Stage& self, int microbatch, const std::map<std::string, at::Tensor>& tensors) {
@@ -147,8 +149,26 @@ void bind_stage(py::module_& m) {
       .def("finish_step", &Stage::finish_step, py::arg("reduce"), Unlocked())
       .def("broadcast", &Stage::broadcast, py::arg("tensors"), py::arg("root"), Unlocked())
       .def("sync_parameters", &Stage::sync_parameters, Unlocked())
-      .def("grad_norm", &Stage::grad_norm, Unlocked())
-      .def("clip_grad_norm", &Stage::clip_grad_norm, py::arg("max_norm"), Unlocked());
+      .def("grad_norm", &Stage::grad_norm, py::arg("norm_type") = 2.0, Unlocked())
+      .def("clip_grad_norm", &Stage::clip_grad_norm, py::arg("max_norm"), py::arg("norm_type") = 2.0, Unlocked());
+}
+
+void bind_optimizer(py::module_& m) {
+  m.def(
+      "adamw_update",
+      [](const std::vector<at::Tensor>& gradients, const std::vector<at::Tensor>& masters,
+         const std::vector<at::Tensor>& averages, const std::vector<at::Tensor>& squares,
+         const std::vector<std::optional<at::Tensor>>& rounded, const std::vector<double>& steps, double lr,
+         double beta1, double beta2, double epsilon, double weight_decay, double gradient_scale) {
+        std::vector<AdamWTensors> tensors;
+        for (size_t i = 0; i < gradients.size(); ++i)
+          tensors.push_back({gradients[i], masters.at(i), averages.at(i), squares.at(i),
+                             rounded.at(i).value_or(at::Tensor()), steps.at(i)});
+        adamw_update(tensors, {lr, beta1, beta2, epsilon, weight_decay, gradient_scale});
+      },
+      py::arg("gradients"), py::arg("masters"), py::arg("exp_avgs"), py::arg("exp_avg_sqs"), py::arg("rounded"),
+      py::arg("steps"), py::kw_only(), py::arg("lr"), py::arg("beta1"), py::arg("beta2"), py::arg("epsilon"),
+      py::arg("weight_decay"), py::arg("gradient_scale") = 1.0, Unlocked());
 }
 
 }  // namespace
@@ -159,6 +179,7 @@ PYBIND11_MODULE(_engine, m) {
   register_errors();
   bind_peers(m);
   bind_stage(m);
+  bind_optimizer(m);
   py::class_<ThreadState>(m, "ThreadState")
       .def(py::init<>())
       .def(

@@ -49,7 +49,10 @@ class FinetuneConfig(pydantic.BaseModel):
     adam_epsilon: float = Field(1e-8, gt=0, description="of AdamW")
     max_grad_norm: float = Field(1.0, ge=0, description="clips gradients by their norm over all stages; 0: does not")
     seed: int = Field(42, ge=0, lt=2**31, description="of data order and random numbers")
-    bf16: bool = Field(False, description="computes in bfloat16 (autocast); weights and AdamW stay float32")
+    bf16: bool = Field(False, description="parameters in bfloat16, with float32 masters that AdamW updates")
+    fp16: bool = Field(False, description="the same in float16, with a loss scale")
+    loss_scale: float = Field(0.0, ge=0, description="of fp16; 0: adapts itself, beginning at 65536")
+    nan_loss: Literal["stop", "skip"] = Field("stop", description="a loss or norm that is no number: stop, or skip the update")
 
     save_steps: int = Field(500, ge=0, description="updates between checkpoints; 0: only at the end")
     save_total_limit: int | None = Field(None, description="newest checkpoints to keep; default: all")

@@ -52,6 +52,7 @@ class Run:
             "pipeline": config.pipeline, "active_microbatches": config.active_microbatches,
             "tensor_parallel_degree": config.tensor_parallel_degree, "ddp": self.plan.replicas * self.plan.slices > 1,
             "prescaled_batch": True,  # the tensor-parallel ranks of a replica work on its batch together
+            "bf16": config.bf16, "fp16": config.fp16, "nan_loss": "skip" if config.nan_loss == "skip" else "ignore",
             "peer_timeout": config.peer_timeout,
         })
         self.step_number = 0
@@ -120,7 +121,9 @@ class Run:
         groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
         optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.adam_beta1, config.adam_beta2),
                                       eps=config.adam_epsilon, fused=True)
-        self.optimizer = smp.DistributedOptimizer(optimizer)
+        self.optimizer = smp.DistributedOptimizer(
+            optimizer, static_loss_scale=config.loss_scale or None, dynamic_loss_scale=config.loss_scale == 0,
+            dynamic_loss_args={"init_scale": 65536.0})
 
         @smp.step
         def train_step(model: Any, input_ids: Any) -> Any:
@@ -133,11 +136,6 @@ class Run:
             return model(input_ids=input_ids, labels=labels).loss
 
         self.train_step, self.evaluation_step = train_step, evaluation_step
-
-    def autocast(self) -> Any:
-        if not self.config.bf16:
-            return contextlib.nullcontext()
-        return self.torch.autocast(self.device.type, dtype=self.torch.bfloat16)
 
     # Going on.
     def resume(self) -> list[str]:
@@ -175,7 +173,7 @@ class Run:
         total = 0.0
         was_training = self.model.training
         self.model.eval()
-        with torch.no_grad(), self.autocast():
+        with torch.no_grad():
             for begin in range(0, self.evaluation, batch * replicas):
                 mine = begin + smp.rdp_rank() * batch
                 numbers = [min(mine + i, self.evaluation - 1) for i in range(batch)]
@@ -214,13 +212,11 @@ class Run:
         for part in range(self.plan.accumulation):
             begin = data.batch_positions(self.consumed, part, smp.rdp_rank(), self.plan.replicas, self.plan.batch)
             ids = self.rows(self.order.take(begin, self.plan.batch))
-            with self.autocast():
-                losses.append(float(self.train_step(self.model, ids).reduce_mean()))
-        loss = sum(losses) / len(losses)
-        self._loss_of_all(loss)
+            losses += self.train_step(self.model, ids).stack().tolist()
+        self._loss_of_all(losses)
         if config.max_grad_norm > 0:
             self.norm = float(self.optimizer.clip_master_grads(config.max_grad_norm))
-            if not math.isfinite(self.norm):
+            if not math.isfinite(self.norm) and config.nan_loss == "stop":
                 raise Error("io", f"step {self.step_number + 1}: the gradient's norm is {self.norm}; the last checkpoint "
                                   "holds the state before; try a lower learning rate")
         self.optimizer.step()
@@ -229,9 +225,10 @@ class Run:
         self.consumed += self.plan.global_batch
         return self.loss
 
-    def _loss_of_all(self, loss: float) -> None:
+    def _loss_of_all(self, losses: list[float]) -> None:
         """Loss over replicas, largest memory and stop signals: one exchange a step, before the update."""
-        told = (loss, peak_bytes(), self.stop.code)
+        bad = next((i for i, loss in enumerate(losses) if not math.isfinite(loss)), -1)
+        told = (sum(losses) / len(losses), peak_bytes(), self.stop.code, bad)
         if self.smp.size() > 1:
             state = self.smp.state
             answers = [json.loads(a) for a in state.exchange(json.dumps(told).encode())]
@@ -240,9 +237,10 @@ class Run:
         self.loss = sum(a[0] for a in answers) / len(answers)
         self.peak = max(a[1] for a in answers)
         self.stop_agreed = max(a[2] for a in answers)
-        if not math.isfinite(self.loss):
-            raise Error("io", f"step {self.step_number + 1}: the loss is {self.loss}; the last checkpoint holds the state "
-                              "before; try a lower learning rate")
+        bad = max(a[3] for a in answers)
+        if bad >= 0 and self.config.nan_loss == "stop":
+            raise Error("io", f"step {self.step_number + 1}, microbatch {bad}: the loss is {self.loss}; the last checkpoint "
+                              "holds the state before; try a lower learning rate, or --nan-loss skip")
 
     def train(self) -> int:
         config = self.config

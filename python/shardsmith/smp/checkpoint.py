@@ -63,6 +63,8 @@ def save_checkpoint(path: Any, tag: Any, partial: bool = True, model: Distribute
             files.append((f"model_{pp}_{tp}.pt", _model_tree(model, keep, skip)))
         if rdp == 0 and optimizer is not None:
             files.append((f"optimizer_{pp}_{tp}.pt", optimizer.saved_tree(keep, skip)))
+            if (masters := optimizer.saved_masters(keep, skip)) is not None:
+                files.append((f"fp16_states_{pp}_{tp}.pt", masters))
         values = {"rank": state.rank, "step_calls": state.step_calls, **rng.saved(keep)}
         files.append((f"rng_{state.rank}.pt", values))
         if state.rank == 0 and user_content is not None:

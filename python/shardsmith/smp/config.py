@@ -40,9 +40,10 @@ KEYS: dict[str, Key] = {
     "ddp": Key(False),
     "ddp_dist_backend": Key("auto", str, choices=("auto", "nccl", "gloo", "mpi")),
     "ddp_port": Key(None, int, minimum=0),
-    "fp16": Key(False, supported=_OFF),
-    "bf16": Key(False, supported=_OFF),
-    "fp16_params": Key(False, supported=_OFF),
+    "fp16": Key(False),
+    "bf16": Key(False),
+    "fp16_params": Key(False),  # an old name of fp16
+    "nan_loss": Key("ignore", str, choices=("ignore", "skip", "stop")),
     "shard_optimizer_state": Key(False, supported=_OFF),
     "prescaled_batch": Key(False),
     "skip_tracing": Key(False),
@@ -73,8 +74,6 @@ SYNONYMS = {"partitions": "pipeline_parallel_degree", "_prescaled_batch": "presc
 
 # What turns an unsupported value into something that works.
 _INSTEAD = {
-    "bf16": "use torch.autocast(dtype=torch.bfloat16) around the step",
-    "fp16": "use torch.autocast(dtype=torch.bfloat16) around the step",
     "horovod": "use ddp",
 }
 
@@ -176,6 +175,9 @@ def resolve(given: Mapping[str, Any] | None) -> Config:
                                         f"D, P, T, not {values['placement_strategy']!r}")
     if values["ddp_port"] is not None and not values["ddp"]:
         raise Error("invalid_argument", "'ddp_port' needs 'ddp': True")
+    values["fp16"] = values["fp16"] or values["fp16_params"]
+    if values["fp16"] and values["bf16"]:
+        raise Error("invalid_argument", "'fp16' and 'bf16' are both true: parameters have one dtype")
     degree = values["pipeline_parallel_degree"]
     if values["default_partition"] is not None and values["default_partition"] >= degree:
         raise Error("invalid_argument", f"'default_partition' must be less than 'pipeline_parallel_degree' ({degree}), "

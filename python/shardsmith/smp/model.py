@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from shardsmith.errors import Error
-from shardsmith.smp import creation, placing, weightless, weights
+from shardsmith.smp import creation, placing, precision, weightless, weights
 from shardsmith.smp.output import ModelOutput
 from shardsmith.smp.session import logger, state
 from shardsmith.smp.slices import cut
@@ -89,6 +89,7 @@ class DistributedModel(nn.Module):
         self._first: list[int] | None = None  # the partition
         self._stage: Stage | None = None
         self._local: dict[str, nn.Parameter] = {}
+        self.masters: dict[str, nn.Parameter] | None = None  # under bf16 and fp16, once the partition is made
         self._open = False  # a forward outside of a step has begun
         self._backward_seen = False
         self._passes = 0
@@ -128,6 +129,8 @@ class DistributedModel(nn.Module):
         self._first = placing.decide(self)
         state.together(self._partition)
         self._make_stage()
+        if (dtype := precision.narrow_dtype()) is not None:
+            self._make_masters(dtype)
         self.partitioned = True
         weights.load_pending_optimizer()
         for hook in list(self._post_partition_hooks):
@@ -145,6 +148,8 @@ class DistributedModel(nn.Module):
                 weightless.free(param)
         if state.optimizer is not None:
             state.optimizer.drop_foreign_parameters()
+        if precision.narrow_dtype() is not None:
+            precision.widen(self._local, weightless.source_of(self.module) is not None)
         self._needs_sync = weights.load_model(self, pending)
         if state.device.type != "cpu":
             for param in self._local.values():
@@ -169,6 +174,25 @@ class DistributedModel(nn.Module):
             if not weightless_yet:
                 cut(self._whole, self._model, name, param.detach(), own)
             param.data = own
+
+    def _make_masters(self, dtype: torch.dtype) -> None:
+        """The weights are the same on all replicas by now."""
+        self.masters = precision.make_masters(self._local, dtype)
+        self._needs_sync = False
+        self._make_stage()
+        if state.optimizer is not None:
+            state.optimizer.adopt_masters()
+        logger.info("[%d] parameters are in %s, their masters in float32", state.rank, str(dtype).removeprefix("torch."))
+
+    @property
+    def full_weights(self) -> dict[str, nn.Parameter]:
+        """This rank's parameters by name, the masters where there are any."""
+        return self._local if self.masters is None else self.masters
+
+    def weights_changed(self) -> None:
+        """After something was written to `full_weights`."""
+        if self.masters is not None:
+            precision.round_masters(self._local, self.masters)
 
     def _make_stage(self) -> None:
         from shardsmith import _engine
@@ -219,7 +243,8 @@ class DistributedModel(nn.Module):
             if number != state.step_calls:
                 raise Error("unsupported", f"the model's {what} are gone after the step: read them in the step function, or "
                                            "return them from it", state.rank)
-            return compute(microbatch)
+            value = compute(microbatch)
+            return value if self.masters is None else value.float()
 
         fetched = {"logits": functools.partial(fetch, stage.output, "logits")}
         if self._model.description["head"] == "none":
@@ -285,6 +310,11 @@ class DistributedModel(nn.Module):
         elif self.average_grads_across_microbatches:
             scale = 1.0 / state.cfg.microbatches
         self._backward_seen = True
+        if last and state.cfg.nan_loss != "ignore" and not bool(torch.isfinite(tensors)):
+            text = f"step {state.step_calls}, microbatch {microbatch}: the loss is {float(tensors)}"
+            if state.cfg.nan_loss == "stop":
+                raise Error("io", f"{text}; nothing was updated ('nan_loss': \"stop\")", state.rank)
+            logger.warning("[%d] %s; the update will be skipped", state.rank, text)
         self.stage.backward(microbatch, tensors if last else None, scale)
 
     def _need_one_stage(self, what: str) -> None:
@@ -306,7 +336,8 @@ class DistributedModel(nn.Module):
         feeders = 1 if state.cfg.prescaled_batch else len(state.group_members("tp"))  # of samples, in a replica
         self.stage.begin_step(state.step_calls, microbatches, torch.is_grad_enabled(), self.module.training,
                               state.group_rank("rdp") * feeders * rows, rows,
-                              (self._passes + 1) % self.backward_passes_per_step == 0)
+                              (self._passes + 1) % self.backward_passes_per_step == 0,
+                              1.0 if state.optimizer is None else state.optimizer.loss_scale)
         state.step_calls += 1
 
     def finish(self, in_step: bool) -> None:
@@ -323,6 +354,9 @@ class DistributedModel(nn.Module):
     def before_update(self) -> None:
         """Gradients made outside of a step are reduced here."""
         if self._open:
+            if state.cfg.fp16 and not self._backward_seen and state.optimizer.loss_scale != 1:
+                raise Error("invalid_argument", "under fp16 use model.backward(loss) instead of loss.backward(): it scales "
+                                                "the loss", state.rank)
             self._open = False
             self.stage.finish_microbatch(0)
             self.guarded(self.stage.finish_step, True)

@@ -2,25 +2,34 @@
 from __future__ import annotations
 
 import copy
+import functools
+import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from shardsmith.errors import Error
-from shardsmith.smp import weights
+from shardsmith.smp import adamw, precision, weights
+from shardsmith.smp.precision import MASTER
 from shardsmith.smp.session import logger, state
-from shardsmith.smp.slices import Staging, make_leaf, pieces
+from shardsmith.smp.slices import Staging, make_leaf, pieces, torch_word
+from shardsmith.smp.weights import STATE
 
-STATE = "optimizer/state/"  # names of state tensors in a checkpoint
-_DYNAMIC_ARGUMENTS = ("init_scale", "scale_factor", "scale_window", "min_scale", "delayed_shift", "consecutive_hysteresis")
+
+class _Checked(NamedTuple):
+    """What is known of the gradients that the next step takes."""
+
+    overflow: bool = False  # one of them, on any rank, is not finite
+    factor: float = 1.0  # that clipping puts on them
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
-    """Wraps `optimizer`, which stays what computes. The loss-scale arguments matter under fp16 only."""
+    """Wraps `optimizer`, which stays what computes, on float32 masters under bf16 and fp16. The loss-scale arguments matter
+    under fp16 only."""
 
     _is_accelerate_prepared = True
-    step_was_skipped = False
+    overflow = False  # whether the last step was skipped, on all ranks alike
 
     def __init__(self, optimizer: torch.optim.Optimizer, static_loss_scale: float | None = 1.0,
                  dynamic_loss_scale: bool = False, dynamic_loss_args: dict[str, Any] | None = None):
@@ -30,10 +39,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
                         f"smp.DistributedOptimizer takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
         if isinstance(optimizer, DistributedOptimizer):
             raise Error("invalid_argument", "smp.DistributedOptimizer: this optimizer is one already")
-        for name in dynamic_loss_args or {}:
-            if name not in _DYNAMIC_ARGUMENTS:
-                raise Error("invalid_argument", f"dynamic_loss_args: unknown key '{name}'; these are: "
-                                                + ", ".join(_DYNAMIC_ARGUMENTS))
+        self._scaler = precision.make_scaler(static_loss_scale, dynamic_loss_scale, dynamic_loss_args)
+        self._checked: _Checked | None = None
         self.__dict__["optimizer"] = optimizer
         # torch's schedulers and hooks look for these on an optimizer.
         self.__dict__["_optimizer_step_pre_hooks"] = optimizer._optimizer_step_pre_hooks
@@ -42,6 +49,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         state.optimizer = self
         if state.model is not None and state.model._local:
             self.drop_foreign_parameters()
+            self.adopt_masters()
         weights.load_pending_optimizer()
 
     # What passes through.
@@ -76,60 +84,121 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def __getstate__(self) -> Any:
         raise Error("unsupported", "a DistributedOptimizer can't be pickled or copied")
 
+    # Under fp16 the gradients are of the loss times this.
+    @property
+    def loss_scaler(self) -> Any:
+        return self._scaler
+
+    @property
+    def loss_scale(self) -> float:
+        return self._scaler.loss_scale
+
+    @property
+    def step_was_skipped(self) -> bool:
+        return self.overflow
+
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        if state.model is not None:
-            if not state.model.partitioned:
-                raise Error("invalid_argument", "optimizer.step() before the first step: the model is not partitioned")
-            state.model.before_update()
-        arguments = () if closure is None else (closure,)
-        # An update that fails on this rank is the others' error too, who go on to the next step.
-        if state.model is None:
-            result = self.optimizer.step(*arguments)
+        model = state.model
+        if model is not None and not model.partitioned:
+            raise Error("invalid_argument", "optimizer.step() before the first step: the model is not partitioned")
+        masters = None if model is None else model.masters
+        result = None
+        if closure is not None and masters is not None:
+            with torch.enable_grad():
+                result, closure = closure(), None
+        if model is not None:
+            model.before_update()
+        if (state.cfg.fp16 or state.cfg.nan_loss == "skip") and self._checked is None and model is not None:
+            self._checked = _Checked(not math.isfinite(model.guarded(model.stage.grad_norm)))
+        checked, self._checked = self._checked or _Checked(), None
+        self.overflow = checked.overflow and (state.cfg.fp16 or state.cfg.nan_loss == "skip")
+        if self.overflow:
+            logger.warning("[%d] a gradient is not finite: the update is skipped%s", state.rank,
+                           f", loss scale {self.loss_scale:g}" if state.cfg.fp16 else "")
         else:
-            result = state.model.guarded(self.optimizer.step, *arguments)
-        state.optimizer_steps += 1
+            # An update that fails on this rank is the others' error too, who go on to the next step.
+            update = self._update if model is None else functools.partial(model.guarded, self._update)
+            result = update(closure, checked.factor / self.loss_scale, result)
+            state.optimizer_steps += 1
+        self._scaler.update(self.overflow)
         return result
 
+    def _update(self, closure: Callable[[], Any] | None, gradient_scale: float, result: Any) -> Any:
+        masters = {} if state.model is None or state.model.masters is None else state.model.masters
+        narrow = {id(master): state.model._local[name] for name, master in masters.items()}
+        if closure is None and adamw.is_ours(self.optimizer):
+            adamw.update(self.optimizer, narrow, gradient_scale)
+            return result
+        with torch.no_grad():
+            for name, master in masters.items():
+                grad = state.model._local[name].grad
+                if grad is not None:
+                    master.grad = grad.float() if gradient_scale == 1 else grad.float().mul_(gradient_scale)
+        given = self.optimizer.step(closure) if closure is not None else self.optimizer.step()
+        for master in masters.values():
+            master.grad = None
+        if masters:
+            state.model.weights_changed()
+        return given if result is None else result
+
     def zero_grad(self, set_to_none: bool = True) -> None:
+        self._checked = None
         self.optimizer.zero_grad(set_to_none=set_to_none)
+        if state.model is not None and state.model.masters is not None:
+            for param in state.model._local.values():
+                if set_to_none:
+                    param.grad = None
+                elif param.grad is not None:
+                    param.grad = torch.zeros_like(param.grad)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         self.optimizer.add_param_group(param_group)
         self._refuse_duplicates()
         if state.model is not None and state.model._local:
             self.drop_foreign_parameters()
+            self.adopt_masters()
 
     def clip_master_grads(self, max_norm: float, norm_type: float = 2) -> float:
-        """Clips by the norm over all stages; returns that norm."""
-        if float(norm_type) != 2.0:
-            raise Error("unsupported", f"clip_master_grads: norm_type {norm_type} is not there in this version, 2 is")
+        """Clips by the norm over all stages and tensor-parallel ranks, each parameter counted once. Returns that norm,
+        before clipping and without the loss scale; -1 after an overflow under fp16: step() then skips the update."""
         model = state.model
         if model is None or not model.partitioned:
             raise Error("invalid_argument", "clip_master_grads before the first step")
+        if not float(max_norm) > 0:
+            raise Error("invalid_argument", f"clip_master_grads: max_norm must be above 0, not {max_norm}")
         model.before_update()
-        return model.guarded(model.stage.clip_grad_norm, float(max_norm))
+        if model.masters is None:
+            norm = model.guarded(model.stage.clip_grad_norm, float(max_norm), float(norm_type))
+            self._checked = _Checked(not math.isfinite(norm))
+            return norm
+        # Nothing is written: the update takes the factor along.
+        norm = model.guarded(model.stage.grad_norm, float(norm_type)) / self.loss_scale
+        self._checked = _Checked(not math.isfinite(norm), min(1.0, float(max_norm) / (norm + 1e-6)))
+        return -1.0 if state.cfg.fp16 and not math.isfinite(norm) else norm
 
     # Parameters.
     def _names(self) -> dict[int, str]:
         if state.model is None:
             return {}
-        return {id(p): name for name, p in state.model.module.named_parameters()}
+        names = {id(p): name for name, p in state.model.module.named_parameters()}
+        return names | {id(p): name for name, p in (state.model.masters or {}).items()}
 
     def _refuse_duplicates(self) -> None:
         names = self._names()
-        seen: set[int] = set()
+        seen: set[int | str] = set()
         twice: list[str] = []
         for number, group in enumerate(self.optimizer.param_groups):
             for position, param in enumerate(group["params"]):
-                if id(param) in seen:
+                known = names.get(id(param), id(param))  # a master counts as its parameter
+                if known in seen:
                     twice.append(names.get(id(param), f"number {position} of group {number}, shape {list(param.shape)}"))
-                seen.add(id(param))
+                seen.add(known)
         if twice:
             raise Error("invalid_argument", f"the optimizer was given parameters twice: {', '.join(twice)}")
 
     def drop_foreign_parameters(self) -> None:
         """Those of other stages leave the groups."""
-        local = {id(p) for p in state.model._local.values()}
+        local = {id(p) for p in state.model._local.values()} | {id(p) for p in (state.model.masters or {}).values()}
         names = self._names()
         for group in self.optimizer.param_groups:
             unknown = [p for p in group["params"] if id(p) not in names]
@@ -140,6 +209,20 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 if id(param) not in local:
                     self.optimizer.state.pop(param, None)
             group["params"] = [p for p in group["params"] if id(p) in local]
+
+    def adopt_masters(self) -> None:
+        """Masters take the places of their parameters, in the groups and in the state."""
+        if state.model.masters is None:
+            return
+        masters = {id(state.model._local[name]): master for name, master in state.model.masters.items()}
+        for group in self.optimizer.param_groups:
+            for param in group["params"]:
+                if id(param) in masters and param in self.optimizer.state:
+                    kept = self.optimizer.state.pop(param)
+                    self.optimizer.state[masters[id(param)]] = {
+                        key: value.float() if isinstance(value, torch.Tensor) and value.shape == param.shape else value
+                        for key, value in kept.items()}
+            group["params"] = [masters.get(id(p), p) for p in group["params"]]
 
     # State.
     def state_dict(self) -> dict[str, Any]:
@@ -162,7 +245,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def saved_tree(self, keep: list[torch.Tensor], skip: set[str]) -> dict[str, Any]:
         """What optimizer_{pp}_{tp}.pt holds. `skip`: Hugging Face names that another stage stores."""
         model = state.model
-        hf_names = {id(p): name for name, p in model._local.items()}
+        hf_names = {id(p): name for name, p in model.full_weights.items()}
         states: dict[str, dict[str, Any]] = {}
         groups = []
         for group in self.optimizer.param_groups:
@@ -194,10 +277,28 @@ class DistributedOptimizer(torch.optim.Optimizer):
             elif not shaped and rank == 0:  # a counter, the same on every tensor-parallel rank
                 states[piece.name][key] = make_leaf(value, keep, name)
 
+    def saved_masters(self, keep: list[torch.Tensor], skip: set[str]) -> dict[str, Any] | None:
+        """What fp16_states_{pp}_{tp}.pt holds; None where there are no masters."""
+        if state.model.masters is None:
+            return None
+        states: dict[str, dict[str, Any]] = {}
+        rank = state.group_rank("tp")
+        for hf_name, master in state.model.masters.items():
+            for piece in pieces(state.model._model, hf_name) if hf_name not in skip else []:
+                if rank % piece.copies == 0:
+                    leaf = make_leaf(piece.view(master), keep, f"{STATE}{piece.name}/{MASTER}", piece)
+                    states[piece.name] = {MASTER: leaf}
+        scale, good_steps, hysteresis = self._scaler.state()
+        scaler = {"loss_scale": scale, "good_steps": good_steps, "hysteresis": hysteresis}
+        return {"dtype": torch_word(precision.narrow_dtype()), "loss_scaler": scaler, "state": states}
+
     def read_options(self, pending: weights.Pending) -> None:
         """Learning rate and the like, as soon as a checkpoint is asked for: scripts go on to write their own."""
-        files = pending.index.values["optimizer"]
+        files, masters = _files(pending)
         pending.options_done = True
+        if state.cfg.fp16 and masters and masters[0]["dtype"] == "float16":
+            saved = masters[0]["loss_scaler"]
+            self._scaler.restore(float(saved["loss_scale"]), int(saved["good_steps"]), int(saved["hysteresis"]))
         if not files:
             logger.warning("%s has no optimizer state: it begins anew", pending.where)
             return
@@ -210,7 +311,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def read_state(self, pending: weights.Pending) -> None:
         """Once the partition is there; also where the state does not exist yet."""
         index = pending.index
-        files = index.values["optimizer"]
+        files, _ = _files(pending)
         if not files:
             return
         plain: dict[str, dict[str, Any]] = {}
@@ -220,8 +321,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         for name in index.names():
             if name.startswith(STATE):
                 logical, _, key = name.removeprefix(STATE).rpartition("/")
+                if key == MASTER:  # read with the weights
+                    continue
                 keys.setdefault(logical, []).append(key)
-        hf_names = {id(p): name for name, p in state.model._local.items()}
+        hf_names = {id(p): name for name, p in state.model.full_weights.items()}
         staging = Staging()
         for group in self.optimizer.param_groups:
             for param in group["params"]:
@@ -271,6 +374,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
                     group[key].fill_(value)
                 else:
                     group[key] = copy.deepcopy(value)
+
+
+def _files(pending: weights.Pending) -> tuple[list[Any], list[Any]]:
+    """Values of the checkpoint's optimizer files, and of its files of masters. Either kind may stand in one file."""
+    values = pending.index.values["optimizer"]
+    return [v for v in values if "param_groups" in v], [v for v in values if "loss_scaler" in v]
 
 
 def _plain_option(value: Any) -> Any:

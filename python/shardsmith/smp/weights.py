@@ -8,11 +8,15 @@ import torch
 
 from shardsmith.errors import Error
 from shardsmith.smp import weightless
+from shardsmith.smp.precision import MASTER
 from shardsmith.smp.session import logger, state
 from shardsmith.smp.slices import Staging, cut, initialize, pieces
 
 if TYPE_CHECKING:
     from shardsmith.smp.model import DistributedModel
+
+
+STATE = "optimizer/state/"  # names of state tensors in a checkpoint
 
 
 class Pending:
@@ -63,15 +67,19 @@ def load_model(model: DistributedModel, pending: Pending | None) -> bool:
 def read_parameters(model: DistributedModel, pending: Pending) -> None:
     staging = Staging()
     index = pending.index
-    for name, param in model._local.items():
+    names = set(index.names())
+    for name, param in model.full_weights.items():
         for piece in pieces(model._model, name):
-            staging.add(pending.prefix + piece.name, piece.view(param), piece)
+            # Where there are masters they are the weights; the model's own tensors are their rounding.
+            master = f"{STATE}{piece.name}/{MASTER}"
+            staging.add(master if master in names else pending.prefix + piece.name, piece.view(param), piece)
     report = staging.read(index, where=pending.where)
     if report["cast"]:
         logger.warning("[%d] %s: %d tensors are cast to the model's dtype (%s, ...)", state.rank, pending.where,
                        len(report["cast"]), report["cast"][0])
     if source := weightless.source_of(model.module):
         source.versions.clear()
+    model.weights_changed()
     pending.model_done = True
 
 
