@@ -221,7 +221,7 @@ for use in sys.argv[1:]:
 
 @pytest.mark.parametrize("key, value", [
     ("sharded_data_parallel_degree", 2), ("horovod", True),
-    ("offload_activations", True), ("shard_optimizer_state", True), ("auto_partition", False)])
+    ("offload_activations", True), ("shard_optimizer_state", True)])
 def test_configuration_that_is_not_there_yet_is_refused(key, value):
     from shardsmith.errors import Error
     from shardsmith.smp.config import resolve
