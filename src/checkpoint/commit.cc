@@ -17,10 +17,6 @@ namespace {
 constexpr size_t kSaveIdDigits = 16;
 constexpr std::string_view kProbe = ".exchange-probe-";
 
-bool is_save_id(std::string_view text) {
-  return text.size() == kSaveIdDigits && text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
-}
-
 // ".{name}{infix}{save_id}" -> name; "" for anything else.
 std::string name_before(std::string_view entry, std::string_view infix) {
   const size_t at = entry.rfind(infix);
@@ -71,6 +67,10 @@ void write_file(Storage& storage, const std::string& path, const std::string& te
 }
 
 }  // namespace
+
+bool is_save_id(std::string_view text) {
+  return text.size() == kSaveIdDigits && text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
+}
 
 std::string partial_name(const std::string& tag) { return tag + "_partial"; }
 

@@ -28,6 +28,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "checkpoint/manifest.h"
@@ -42,6 +43,7 @@ std::string temporary_folder(const std::string& path, const std::string& name, c
 std::string old_folder(const std::string& path, const std::string& name);
 // 16 hexadecimal digits, another one each time.
 std::string make_save_id();
+bool is_save_id(std::string_view text);
 double seconds_now();  // since 1970: Manifest::time
 
 // What stands at a folder.

@@ -26,6 +26,19 @@ void add(Index& whole, Index next, const std::string& kind) {
   whole.values.set(kind, std::move(value));
 }
 
+bool is_of_save(Storage& storage, const std::string& path, const std::string& save_id) {
+  if (!storage.stat(path).exists) return false;
+  try {
+    const Value extra = read_pt_record(storage, path).extra;
+    const Value* id = extra.find("save_id");
+    const std::string* text = id ? id->get_if<std::string>() : nullptr;
+    return text && *text == save_id;
+  } catch (const Error& e) {
+    if (e.kind() == ErrorKind::kIo) throw;
+    return false;
+  }
+}
+
 // Moves files out of the way and back.
 class Replacement {
  public:
@@ -61,8 +74,8 @@ class Replacement {
       undo();
       throw;
     }
-    remove_tree(storage_, old_);
   }
+  const std::string& old() const { return old_; }
 
  private:
   void undo() noexcept {
@@ -119,7 +132,7 @@ Index read_full(Storage& storage, const std::string& path, Manifest* manifest) {
 }
 
 Manifest write_full(Storage& storage, const std::string& path, Manifest manifest, const FullContent& content,
-                    const std::function<void()>& before_names) {
+                    const std::function<void()>& before_names, std::vector<std::string>* left_behind) {
   manifest.save_id = make_save_id();
   manifest.time = seconds_now();
   manifest.files.clear();
@@ -146,7 +159,14 @@ Manifest write_full(Storage& storage, const std::string& path, Manifest manifest
       replacement.give_name(join(folder, file.name), join(parent(path), file.name));
     replacement.give_name(join(folder, base_name(path)), path);
     replacement.finish(parent(path));
-    remove_tree(storage, folder);
+    for (const std::string& left : {replacement.old(), folder}) {
+      try {
+        remove_tree(storage, left);
+      } catch (const Error& e) {
+        if (left_behind)
+          left_behind->push_back(str(path, " is written, but ", left, " can't be removed; remove it (", e.what(), ")"));
+      }
+    }
   } catch (...) {
     try {
       remove_tree(storage, folder);
@@ -155,6 +175,41 @@ Manifest write_full(Storage& storage, const std::string& path, Manifest manifest
     throw;
   }
   return manifest;
+}
+
+bool recover_full(Storage& storage, const std::string& path) {
+  const std::string folder = parent(path), old = old_folder(folder, base_name(path));
+  if (base_name(path).ends_with("_partial")) return false;  // temporary folders of that name are a save's
+  const std::string before = temporary_folder(folder, base_name(path), "");
+  std::vector<std::string> temporaries;
+  for (const std::string& entry : storage.list(folder)) {
+    const std::string full = join(folder, entry);
+    if (full.starts_with(before) && is_save_id(full.substr(before.size())) && storage.stat(full).is_directory)
+      temporaries.push_back(full);
+  }
+  bool undone = false;
+  for (const std::string& temporary : temporaries) {
+    const std::string weights = join(temporary, base_name(path));
+    if (storage.stat(path).exists || !storage.stat(weights).exists || !is_full(storage, weights)) continue;
+    // New companions that have their names already lose them, so what is there then is old.
+    const Manifest manifest = manifest_from(*read_pt_record(storage, weights).extra.find(kKey), weights);
+    for (const ManifestFile& file : manifest.files) {
+      const std::string named = join(folder, file.name);
+      if (is_of_save(storage, named, manifest.save_id)) storage.rename(named, join(temporary, file.name));
+    }
+    if (!storage.stat(old).is_directory) continue;
+    std::vector<std::string> files = full_files(path);
+    for (auto file = files.rbegin(); file != files.rend(); ++file) {
+      const std::string moved = join(old, base_name(*file));
+      if (!storage.stat(moved).exists) continue;
+      storage.rename(moved, *file);
+      undone = true;
+    }
+    storage.sync_directory(folder);
+    if (storage.list(old).empty()) storage.remove_directory(old);
+  }
+  for (const std::string& temporary : temporaries) remove_tree(storage, temporary);
+  return undone;
 }
 
 }  // namespace shardsmith

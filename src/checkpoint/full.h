@@ -12,7 +12,8 @@
 //   2. What stands under the names is moved into  .{tag}.old/ .
 //   3. The companions get their names, then the weights; the folder is synced.
 //   4. .{tag}.old/ and the temporary folder are removed.
-// Where 2 or 3 fail, what was moved is moved back.
+// Where 2 or 3 fail, what was moved is moved back; where the process dies, recover_full() does that. Once the new files
+// are durable it has succeeded: what 4 can't remove is told, and is no error.
 #pragma once
 
 #include <functional>
@@ -45,8 +46,12 @@ std::vector<std::string> full_files(const std::string& path);
 
 // One process. `path`: the weights' file to be; its folder exists. save_id, time and files are filled in. What was
 // there is replaced as a whole. `before_names` is called between the last byte and the first name; what it throws ends
-// it all.
+// it all. `left_behind` gets a line for each thing of step 4 that could not be removed.
 Manifest write_full(Storage& storage, const std::string& path, Manifest manifest, const FullContent& content,
-                    const std::function<void()>& before_names = {});
+                    const std::function<void()>& before_names = {}, std::vector<std::string>* left_behind = nullptr);
+
+// Undoes what a dead write_full() left between 2 and 3: without weights at `path`, the old files get their names back,
+// the weights last. Its temporary folders go. Returns whether old files have come back. May die and run again.
+bool recover_full(Storage& storage, const std::string& path);
 
 }  // namespace shardsmith

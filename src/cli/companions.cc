@@ -68,13 +68,17 @@ std::string companions_name(Storage& storage, const std::string& companions, con
   return "hf_" + base_name(checkpoint);  // that one is another model's
 }
 
-void keep_companions(Storage& storage, const std::string& companions, const Value& config, const std::string& folder) {
-  if (storage.stat(folder).exists) return;
-  StagedOutput out(storage, folder, false);
-  out.make_folder();
-  copy_companions(storage, companions, out.temporary());
-  write_text_atomic(storage, join(out.temporary(), "config.json"), to_json(config, 2) + "\n");
-  out.publish();
+std::unique_ptr<StagedOutput> keep_companions(Storage& storage, const std::string& companions, const Value& config,
+                                              const std::string& folder) {
+  recover_output(storage, folder);
+  if (storage.stat(folder).exists) return nullptr;
+  auto out = std::make_unique<StagedOutput>(storage, folder, false);
+  out->make_folder();
+  copy_companions(storage, companions, out->temporary());
+  write_text_atomic(storage, join(out->temporary(), "config.json"), to_json(config, 2) + "\n");
+  const std::string left = out->publish();  // nothing was there, so nothing is left
+  (void)left;
+  return out;
 }
 
 }  // namespace shardsmith::cli

@@ -114,6 +114,10 @@ void Job::finish() {
   check_signals();
 }
 
+void Job::publish(StagedOutput& out) {
+  if (std::string left = out.publish(); !left.empty()) result.left_behind.push_back(std::move(left));
+}
+
 ConversionResult convert(Storage& storage, const Conversion& request) {
   const auto target = std::find_if(std::begin(kTargets), std::end(kTargets),
                                    [&](const Target& t) { return request.format == t.format; });
@@ -143,6 +147,8 @@ ConversionResult convert(Storage& storage, const Conversion& request) {
   std::vector<std::string> paths{absolute_path(request.from)};
   for (const FileEntry& file : source.index.files) paths.push_back(absolute_path(file.path));
   check_apart(request.to, paths);
+  const std::string recovered = recover_output(storage, request.to);
+  if (request.notice && !recovered.empty()) request.notice(recovered);
 
   const Value config = request.family.empty() ? request.config : infer_config(request.family, weights_of(source).index);
   ContentOptions options{request.names, request.weights_only, config, request.include, request.exclude};

@@ -55,6 +55,7 @@ struct ConversionResult {
   uint64_t bytes_read = 0;  // of the source's files, for tensors
   bool tokenizer = false;
   std::vector<std::string> left_out;
+  std::vector<std::string> left_behind;  // lines on old content that could not be removed: the output is whole
 };
 
 // Throws kUnsupported that names the tensor which the target can't hold, kNoSpace where disk or memory won't do, and

@@ -130,6 +130,7 @@ class ConvertLine {
 
   void print(const ConversionResult& result) const {
     for (const std::string& text : result.left_out) output().notice(str("left out ", text));
+    for (const std::string& text : result.left_behind) output().notice(text);
     if (request.format == "hf" && !result.tokenizer)
       output().notice(str(request.to, ": has no tokenizer, there was none beside the checkpoint"));
     if (output().json) {
@@ -148,6 +149,7 @@ class ConvertLine {
       object.set("bytes_read", static_cast<int64_t>(result.bytes_read));
       if (request.format == "hf") object.set("tokenizer", result.tokenizer);
       object.set("left_out", to_value(result.left_out));
+      object.set("left_behind", to_value(result.left_behind));
       output().print(object);
       return;
     }

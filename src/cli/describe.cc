@@ -7,6 +7,7 @@
 #include "checkpoint/full.h"
 #include "cli/output.h"
 #include "cli/source.h"
+#include "cli/staged_output.h"
 #include "format/pt.h"
 
 namespace shardsmith::cli {
@@ -123,6 +124,10 @@ Manifest open_manifest(Storage& storage, const std::string& folder) {
 std::string existing_path(Storage& storage, const std::string& path) {
   const std::string given = given_path(path);
   if (storage.stat(given).exists) return given;
+  for (const std::string& name : {given, given + "_partial"}) {
+    const std::string old = storage.stat(name).exists ? "" : where_old_lies(storage, absolute_path(name));
+    if (!old.empty()) fail(ErrorKind::kNotFound, name, ": not there", old);
+  }
   std::string near;
   if (storage.stat(given + "_partial").is_directory) {
     near = base_name(given) + "_partial";

@@ -3,9 +3,9 @@
 #include <unistd.h>
 
 #include <filesystem>
-#include <functional>
 
 #include "base/error.h"
+#include "checkpoint/commit.h"
 
 namespace shardsmith::cli {
 
@@ -42,6 +42,9 @@ StagedOutput::StagedOutput(Storage& storage, std::string target, bool overwrite)
   }
   storage_.make_directory(parent(target_));
   temporary_ = join(parent(target_), str(".", base_name(target_), ".tmp-", getpid()));
+  old_ = old_folder(parent(target_), base_name(target_));
+  const Stat old = storage_.stat(old_);
+  leftover_ = there.exists && old.exists && (old.is_directory || there.is_directory);  // a file replaces a file at once
   remove_tree(storage_, temporary_);  // of a process that had our number and died
 }
 
@@ -55,44 +58,75 @@ StagedOutput::~StagedOutput() {
 
 void StagedOutput::make_folder() { storage_.make_directory(temporary_); }
 
-void StagedOutput::publish() {
-  const std::string folder = parent(target_);
+// Nobody knows what is durable after a failure, so what was there gets its name back.
+void StagedOutput::sync_or(const std::function<void()>& undo) {
+  try {
+    storage_.sync_directory(parent(target_));
+  } catch (const Error&) {
+    try {
+      undo();
+    } catch (const Error&) {  // the first error is the one to tell
+      published_ = true;
+    }
+    throw;
+  }
+}
+
+std::string StagedOutput::discard(const std::string& path) {
+  try {
+    remove_tree(storage_, path);
+    return "";
+  } catch (const Error& e) {
+    return str(target_, " is written, but what was there before can't be removed; remove ", path, " (", e.what(), ")");
+  }
+}
+
+std::string StagedOutput::publish() {
   const Stat ours = storage_.stat(temporary_), there = storage_.stat(target_);
   if (ours.is_directory) storage_.sync_directory(temporary_);
-  if (!there.exists || (!ours.is_directory && !there.is_directory)) {
+  if (!there.exists) {
+    storage_.rename(temporary_, target_);
+    sync_or([&] { storage_.rename(target_, temporary_); });
+    published_ = true;
+    return "";
+  }
+  if (!ours.is_directory && !there.is_directory) {
     storage_.rename(temporary_, target_);  // a file replaces a file at once
     published_ = true;
-    storage_.sync_directory(folder);
-    return;
+    storage_.sync_directory(parent(target_));
+    return leftover_ ? discard(old_) : "";
   }
-  const auto sync_or = [&](const std::function<void()>& undo) {
-    try {
-      storage_.sync_directory(folder);
-    } catch (const Error&) {
-      undo();  // nobody knows what is durable, so what was there keeps its name
-      throw;
-    }
-  };
   if (storage_.exchange(temporary_, target_)) {
     sync_or([&] { storage_.exchange(temporary_, target_); });
-    return;  // the temporary name holds the old content now, which goes with it
+    published_ = true;
+    const std::string left = discard(temporary_);  // it holds the old content now
+    const std::string older = leftover_ ? discard(old_) : "";
+    return left.empty() ? older : left;
   }
-  const std::string old = join(folder, "." + base_name(target_) + ".old");
-  remove_tree(storage_, old);
-  storage_.rename(target_, old);
+  if (storage_.stat(old_).exists && !leftover_)
+    fail(ErrorKind::kInvalidArgument, old_, ": is in the way, and no verb left it there; move it elsewhere");
+  remove_tree(storage_, old_);
+  storage_.rename(target_, old_);
   try {
     storage_.rename(temporary_, target_);
   } catch (const Error&) {
-    storage_.rename(old, target_);
+    storage_.rename(old_, target_);
     throw;
   }
   sync_or([&] {
     storage_.rename(target_, temporary_);
-    storage_.rename(old, target_);
+    storage_.rename(old_, target_);
   });
   published_ = true;
-  remove_tree(storage_, old);
-  storage_.sync_directory(folder);
+  return discard(old_);
+}
+
+void StagedOutput::withdraw() noexcept {
+  try {
+    storage_.rename(target_, temporary_);
+    published_ = false;
+  } catch (const Error&) {  // the error that brought us here says more
+  }
 }
 
 }  // namespace shardsmith::cli

@@ -191,7 +191,7 @@ void write_safetensors_target(Job& job) {
     write_shards(job, out.temporary(), shards, flat.ties, flat.bytes);
   }
   job.finish();
-  out.publish();
+  job.publish(out);
 }
 
 void write_hf_target(Job& job) {
@@ -223,7 +223,7 @@ void write_hf_target(Job& job) {
   }
   write_text_atomic(job.storage, join(out.temporary(), kExportMarker), to_json(marker, 2) + "\n");
   job.finish();
-  out.publish();
+  job.publish(out);
 }
 
 }  // namespace shardsmith::cli

@@ -1,6 +1,7 @@
 // partial and full: our own checkpoints, in which model, optimizer and what stands beside them have files of their own.
 #include <deque>
 #include <map>
+#include <memory>
 #include <set>
 
 #include "base/error.h"
@@ -279,9 +280,16 @@ void write_partial_target(Job& job) {
   out.make_folder();
   write_partial(job.storage, out.temporary(), manifest, files);
   job.finish();
+  std::unique_ptr<StagedOutput> companions;  // before the checkpoint, which names them, and gone if it doesn't come
   if (!manifest.hf.empty())
-    keep_companions(job.storage, content.companions, content.config, join(parent(job.request.to), manifest.hf));
-  out.publish();
+    companions =
+        keep_companions(job.storage, content.companions, content.config, join(parent(job.request.to), manifest.hf));
+  try {
+    job.publish(out);
+  } catch (...) {
+    if (companions && !out.published()) companions->withdraw();
+    throw;
+  }
 }
 
 void write_full_target(Job& job) {
@@ -318,7 +326,8 @@ void write_full_target(Job& job) {
   }
   job.result.tensors = content.weights.tensors.size() + (content.optimizer ? content.optimizer->tensors.size() : 0);
   job.announce(bytes, files);
-  write_full(job.storage, job.request.to, manifest, content, [&] { job.finish(); });
+  write_full(
+      job.storage, job.request.to, manifest, content, [&] { job.finish(); }, &job.result.left_behind);
 }
 
 }  // namespace shardsmith::cli

@@ -32,7 +32,7 @@ void write_pt_target(Job& job) {
   job.announce(bytes, 1);
   write_pt(job.storage, out.temporary(), content);
   job.finish();
-  out.publish();
+  job.publish(out);
 }
 
 void write_dcp_target(Job& job) {
@@ -48,7 +48,7 @@ void write_dcp_target(Job& job) {
   out.make_folder();
   write_dcp(job.storage, out.temporary(), content);
   job.finish();
-  out.publish();
+  job.publish(out);
 }
 
 }  // namespace shardsmith::cli

@@ -22,6 +22,8 @@ struct Job {
   void announce(uint64_t bytes, size_t files);
   // After the last byte, before anything gets its name: ends the checks of what was read.
   void finish();
+  // The name, and a line for what it leaves behind.
+  void publish(StagedOutput& out);
 };
 
 void write_safetensors_target(Job& job);

@@ -10,6 +10,8 @@
 
 #include "checkpoint_fixture.h"
 #include "cli/conversion.h"
+#include "cli/describe.h"
+#include "cli/staged_output.h"
 #include "format/safetensors.h"
 #include "storage/faulty_storage.h"
 
@@ -143,11 +145,11 @@ class Place {
     }
   }
   Tree tree() const { return tree_of(folder_.path()); }
-  void run(const Sources& sources, const Scenario& scenario, Storage& storage) const {
+  cli::ConversionResult run(const Sources& sources, const Scenario& scenario, Storage& storage) const {
     Conversion request = scenario.request;
     request.from = sources.path(scenario.from);
     request.to = to;
-    cli::convert(storage, request);
+    return cli::convert(storage, request);
   }
 
  private:
@@ -157,9 +159,10 @@ class Place {
   const std::string to;
 };
 
-Tree after(const Sources& sources, const Scenario& scenario, FaultyStorage& storage) {
+Tree after(const Sources& sources, const Scenario& scenario, FaultyStorage& storage, bool with_exchange = true) {
   const Place place(scenario);
-  place.run(sources, scenario, storage);
+  FaultyStorage plain(storage, {Fault::Kind::kNoExchange});
+  place.run(sources, scenario, with_exchange ? storage : plain);
   return place.tree();
 }
 
@@ -170,7 +173,8 @@ bool same(const Scenario& scenario, const Tree& a, const Tree& b) {
   return reads_ids(scenario) ? outline(a) == outline(b) : a == b;
 }
 
-// Configuration and tokenizer of a partial checkpoint get their place beside it first, whole, and harm nobody there.
+// Configuration and tokenizer of a partial checkpoint get their place beside it first, whole: of a process that is
+// killed then they stay, and the next one takes them.
 void drop_companions(Tree& now, const Tree& complete) {
   std::erase_if(now, [&](const auto& entry) {
     const bool companion = entry.first == "hf" || entry.first.starts_with("hf/");
@@ -179,14 +183,12 @@ void drop_companions(Tree& now, const Tree& complete) {
 }
 
 // Nothing has changed, or all of it.
-bool old_or_new(const Scenario& scenario, Tree now, const Tree& before, const Tree& complete) {
-  if (same(scenario, now, complete)) return true;
-  drop_companions(now, complete);
-  return now == before;
+bool old_or_new(const Scenario& scenario, const Tree& now, const Tree& before, const Tree& complete) {
+  return same(scenario, now, complete) || now == before;
 }
 
 struct Tally {
-  int points = 0, failed = 0, done = 0;
+  int points = 0, failed = 0, done = 0, told = 0;
 };
 
 void expect_sound(const Sources& sources, const Scenario& scenario, const Tree& complete, const Fault& fault,
@@ -196,17 +198,21 @@ void expect_sound(const Sources& sources, const Scenario& scenario, const Tree& 
   FaultyStorage faulty(local_storage(), fault);
   FaultyStorage plain(faulty, {Fault::Kind::kNoExchange});
   std::optional<Error> error;
+  std::vector<std::string> told;
   try {
-    place.run(sources, scenario, with_exchange ? static_cast<Storage&>(faulty) : plain);
+    told = place.run(sources, scenario, with_exchange ? static_cast<Storage&>(faulty) : plain).left_behind;
   } catch (const Error& e) {
     error = e;
   }
   ++tally.points;
   Tree now = place.tree();
+  const Tree all = now;
   if (call == "remove")  // what can't be removed stays, under its hidden name
     std::erase_if(now, [](const auto& entry) { return entry.first.starts_with('.'); });
   if (!error) {
     ++tally.done;
+    tally.told += !told.empty();
+    EXPECT_EQ(told.empty(), all.size() == now.size()) << "what is left behind is told, and nothing else";
     EXPECT_TRUE(same(scenario, now, complete)) << "says that all is well, but wrote something else";
     return;
   }
@@ -235,7 +241,7 @@ TEST(VerbFault, EveryCallOfAConversionMayFail) {
     for (const bool with_exchange : {true, false}) {
       if (!with_exchange && !scenario.overwrite) continue;
       FaultyStorage counting(local_storage());
-      const Tree complete = after(sources, scenario, counting);
+      const Tree complete = after(sources, scenario, counting, with_exchange);
       const std::vector<std::string> log = counting.log();
       ASSERT_GT(log.size(), 3u) << scenario.name;
       for (const Fault::Kind kind : {Fault::Kind::kIoError, Fault::Kind::kNoSpace, Fault::Kind::kSyncFails}) {
@@ -251,6 +257,7 @@ TEST(VerbFault, EveryCallOfAConversionMayFail) {
     }
   }
   EXPECT_GT(tally.failed, 500);
+  EXPECT_GT(tally.told, 10);
   std::cout << "fault points of conversions: " << tally.points << ", of them " << tally.failed << " failed\n";
 }
 
@@ -274,43 +281,113 @@ TEST(VerbFault, EveryReadOfAConversionMayBeShort) {
   std::cout << "short reads of conversions: " << tally.points << ", of them " << tally.failed << " failed\n";
 }
 
-// A process that dies leaves the old output, or the new one, whole; what it began has a hidden name.
+bool is_hidden(const std::string& path) { return path.starts_with('.'); }
+
+Tree without_hidden(Tree tree) {
+  std::erase_if(tree, [](const auto& entry) { return is_hidden(entry.first); });
+  return tree;
+}
+
+void kill_at(const Place& place, const Sources& sources, const Scenario& scenario, int64_t at, bool with_exchange) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    FaultyStorage faulty(local_storage(), {Fault::Kind::kKill, at});
+    FaultyStorage plain(faulty, {Fault::Kind::kNoExchange});
+    try {
+      place.run(sources, scenario, with_exchange ? faulty : plain);
+    } catch (...) {
+      ::_exit(1);
+    }
+    ::_exit(0);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  ASSERT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 137) << status;
+}
+
+// What a missing output's error says, of which the old content lies hidden.
+void expect_told(const Place& place) {
+  const std::string old = parent(place.to) + "/." + base_name(place.to) + ".old";
+  try {
+    cli::existing_path(local_storage(), place.to);
+    ADD_FAILURE() << place.to << " is missing, and no error says so";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.kind(), ErrorKind::kNotFound);
+    EXPECT_NE(std::string(e.what()).find("the old content is in " + old), std::string::npos) << e.what();
+    EXPECT_NE(std::string(e.what()).find("mv " + old), std::string::npos) << e.what();
+  }
+}
+
+// A process that dies leaves the old output, or the new one, whole, or an error that says where the old one is; the
+// next process that writes there puts it back, whether or not it succeeds itself, and leaves nothing hidden if it does.
 TEST(VerbFault, KilledAtEveryCallOfAConversion) {
   const Sources sources;
-  int points = 0;
+  int points = 0, missing = 0;
   for (const Scenario& scenario : scenarios()) {
-    FaultyStorage counting(local_storage());
-    const Tree complete = after(sources, scenario, counting);
-    const std::vector<std::string> log = counting.log();
-    for (int64_t at = 0; at < static_cast<int64_t>(log.size()); ++at) {
-      SCOPED_TRACE(str(scenario.name, ", killed at ", at, " ", log[static_cast<size_t>(at)]));
-      const Place place(scenario);
-      const Tree before = place.tree();
-      const pid_t child = ::fork();
-      if (child == 0) {
-        FaultyStorage faulty(local_storage(), {Fault::Kind::kKill, at});
-        try {
-          place.run(sources, scenario, faulty);
-        } catch (...) {
-          ::_exit(1);
+    for (const bool with_exchange : {true, false}) {
+      if (!with_exchange && !scenario.overwrite) continue;
+      FaultyStorage counting(local_storage());
+      const Tree complete = after(sources, scenario, counting, with_exchange);
+      const std::vector<std::string> log = counting.log();
+      for (int64_t at = 0; at < static_cast<int64_t>(log.size()); ++at) {
+        SCOPED_TRACE(str(scenario.name, with_exchange ? "" : " without exchange", ", killed at ", at, " ",
+                         log[static_cast<size_t>(at)]));
+        const Place place(scenario);
+        const Tree before = place.tree();
+        ASSERT_NO_FATAL_FAILURE(kill_at(place, sources, scenario, at, with_exchange));
+        ++points;
+        Tree now = without_hidden(place.tree());
+        const bool full = scenario.request.format == "full";
+        if (scenario.overwrite && !now.contains(base_name(place.to))) {
+          EXPECT_TRUE(full || !with_exchange) << "an exchange leaves no gap";
+          ++missing;
+          expect_told(place);
+        } else if (!full || now.contains(base_name(place.to))) {
+          Tree undone = now;
+          drop_companions(undone, complete);
+          EXPECT_TRUE(same(scenario, now, complete) || undone == before);
         }
-        ::_exit(0);
+        cli::recover_output(local_storage(), place.to);
+        now = without_hidden(place.tree());
+        Tree undone = now;
+        if (scenario.request.format == "partial") drop_companions(undone, complete);
+        EXPECT_TRUE(same(scenario, now, complete) || undone == before) << "after recovery";
+
+        Scenario again = scenario;
+        again.request.overwrite = true;
+        FaultyStorage plain(local_storage(), {Fault::Kind::kNoExchange});
+        place.run(sources, again, with_exchange ? local_storage() : plain);
+        EXPECT_TRUE(same(scenario, place.tree(), complete)) << "after the next run";
+        if (HasFailure()) return;
       }
-      int status = 0;
-      ::waitpid(child, &status, 0);
-      ASSERT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 137) << status;
-      ++points;
-      Tree now = place.tree();
-      // A full checkpoint is several files: while they change places the old ones are in `.old`, and whoever reads the
-      // weights, which come last, has all of it.
-      std::erase_if(now, [](const auto& entry) { return entry.first.starts_with('.'); });
-      if (scenario.request.format == "full" && !now.contains(scenario.to)) continue;
-      EXPECT_TRUE(old_or_new(scenario, now, before, complete));
-      if (HasFailure()) return;
     }
   }
   EXPECT_GT(points, 200);
-  std::cout << "kill points of conversions: " << points << "\n";
+  EXPECT_GE(missing, 6);
+  std::cout << "kill points of conversions: " << points << ", " << missing << " with the old content hidden\n";
+}
+
+// What no verb left there is nobody's to remove or to rename.
+TEST(VerbFault, ForeignOldNamesStay) {
+  const Sources sources;
+  const Scenario onto_file = scenarios()[8], onto_folder = scenarios()[10];
+  ASSERT_TRUE(onto_file.overwrite && onto_file.request.format == "pt" && onto_folder.to == "sharded");
+  {
+    const Place place(onto_file);
+    const std::string foreign = parent(place.to) + "/.new.pt.old";
+    std::ofstream(foreign) << "mine";
+    place.run(sources, onto_file, local_storage());
+    EXPECT_EQ(bytes_of_file(foreign), "mine");
+  }
+  {
+    const Place place(onto_folder);
+    fs::remove_all(place.to);
+    const std::string foreign = parent(place.to) + "/.sharded.old";
+    fs::create_directories(foreign);
+    EXPECT_EQ(cli::recover_output(local_storage(), place.to), "");
+    place.run(sources, onto_folder, local_storage());
+    EXPECT_TRUE(fs::is_directory(foreign));
+  }
 }
 
 }  // namespace
