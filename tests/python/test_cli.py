@@ -619,8 +619,8 @@ def test_plan_refuses(llama, tmp_path):
     fails(2, "plan", "--config", llama, "--pipeline-parallel-degree", 2, "--nproc", 3)
     fails(2, "plan", "--config", llama, "--memory-weight", 2)
     fails(2, "plan", "--config", tmp_path / "absent")
-    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    (tmp_path / "config.json").write_text('{"model_type": "t5"}')
     line = fails(2, "plan", "--config", tmp_path)
-    assert "bert" in line and "llama" in line and "gpt2" in line
+    assert "t5" in line and "llama" in line and "gpt2" in line
     (tmp_path / "config.json").write_text('{"model_type": ')
     fails(5, "plan", "--config", tmp_path)

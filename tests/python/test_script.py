@@ -185,8 +185,7 @@ def test_when_one_rank_dies_or_stalls_the_other_ends_in_time_and_names_it(tmp_pa
 
 NOT_THERE = [
     "smp.nn.DistributedTransformerLMHead(num_layers=2)", "smp.nn.FusedLayerNorm(8)", "smp.amp.GradScaler()",
-    "smp.optimizers.FusedLAMB([])", "smp.set_partition(model, 0)", "smp.partition(0).__enter__()",
-    "smp.set_activation_checkpointing(model)", "smp.tp_register(object)",
+    "smp.optimizers.FusedLAMB([])", "smp.set_activation_checkpointing(model)", "smp.tp_register(object)",
     "smp.patches.checkpoint.checkpoint(model)", "smp.save({}, 'file')", "smp.load('file')", "smp.hvd_average_grads()",
     "smp.save_checkpoint('folder', 'tag', partial=False)",
 ]
