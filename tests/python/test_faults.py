@@ -46,7 +46,8 @@ def models(tmp_path_factory):
     return make_models(tmp_path_factory.mktemp("models"))
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", [
+    fault if fault in ("forward", "kill") else pytest.param(fault, marks=pytest.mark.long) for fault in FAULTS])
 def test_a_faulty_rank_is_everybodys_error_in_time(models, tmp_path, fault):
     code, *texts = FAULTS[fault]
     ranks = Ranks(code + """

@@ -92,8 +92,9 @@ if RANK == 0:
 """
 
 
-@pytest.mark.parametrize("family, pp, word", [("gpt2", 1, "bf16"), ("llama", 2, "bf16"), ("llama", 1, "fp16"),
-                                              ("gpt2", 2, "fp16")])
+@pytest.mark.parametrize("family, pp, word", [
+    ("llama", 2, "bf16"), ("gpt2", 2, "fp16"), pytest.param("gpt2", 1, "bf16", marks=pytest.mark.long),
+    pytest.param("llama", 1, "fp16", marks=pytest.mark.long)])
 def test_is_as_close_to_float32_as_plain_pytorch(models, tmp_path, family, pp, word):
     body = HELPERS + AS_CLOSE.format(family=family, pp=pp, word=word, fp16=word == "fp16",
                                      dtype={"bf16": "torch.bfloat16", "fp16": "torch.float16"}[word])
@@ -155,8 +156,9 @@ results["states"] = digest({{f"{{n}}/{{k}}": v.reshape(-1) for n, m in model.mas
 """
 
 
-@pytest.mark.parametrize("family, pp, word", [("llama", 1, "bf16"), ("llama", 2, "bf16"), ("gpt2", 2, "fp16"),
-                                              ("gpt2", 1, "fp16")])
+@pytest.mark.parametrize("family, pp, word", [
+    ("llama", 2, "bf16"), ("gpt2", 1, "fp16"), pytest.param("llama", 1, "bf16", marks=pytest.mark.long),
+    pytest.param("gpt2", 2, "fp16", marks=pytest.mark.long)])
 def test_three_steps_saved_and_three_more_are_six(models, tmp_path, family, pp, word):
     found = []
     for resume in (False, True):
@@ -187,8 +189,10 @@ results["moments"] = {{n: digest({{n: optimizer.state[p]["exp_avg"]}}) for n, p 
 """
 
 
-@pytest.mark.parametrize("before, after", [(dict(bf16=True), dict(bf16=True)), (dict(bf16=True), dict(fp16=True)),
-                                           (dict(bf16=True), {}), ({}, dict(bf16=True))])
+@pytest.mark.parametrize("before, after", [
+    (dict(bf16=True), dict(bf16=True)), (dict(bf16=True), {}),
+    pytest.param(dict(bf16=True), dict(fp16=True), marks=pytest.mark.long),
+    pytest.param({}, dict(bf16=True), marks=pytest.mark.long)])
 def test_a_checkpoint_goes_on_in_another_layout_and_precision(models, tmp_path, before, after):
     found = []
     for number, (pp, config) in enumerate([(2, before), (1, after)]):
