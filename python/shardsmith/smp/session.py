@@ -54,9 +54,11 @@ class Session:
     """Threads: of the main thread, except `model` and its like, which a step's threads read."""
 
     def __init__(self) -> None:
+        self.number = 0  # of this session in its process: each has keys of its own in the store
         self.reset()
 
     def reset(self) -> None:
+        self.number += 1
         self.initialized = False
         self.cfg: Config | None = None
         self.module_manager = ModuleManager()
@@ -269,7 +271,7 @@ def init(config: Mapping[str, Any] | None = None) -> None:
         state.device = torch.device("cuda", torch.cuda.current_device())
     _make_groups()
     state.initialized = True
-    store = dist.PrefixStore("shardsmith", dist.distributed_c10d._get_default_store())
+    store = dist.PrefixStore(f"shardsmith/{state.number}", dist.distributed_c10d._get_default_store())
     state.peers = _engine.StorePeers(store, state.rank, state.size, "world")
     state.objects = Objects(state, state.groups["objects"])
     pp, tp, rdp = mesh.coordinates(state.rank)
