@@ -385,3 +385,31 @@ def test_masters_are_resharded_by_the_verb(models, tmp_path):
     after = run(body, 1, models, tmp_path / "1")[0]
     for kind in ("digests", "moments"):
         assert {name: value for rank in before for name, value in rank[kind].items()} == after[kind]
+
+
+def test_masters_of_a_weight_fused_by_head_are_saved(models, tmp_path):
+    """GPT-NeoX's query, key and value alternate in one tensor; in a checkpoint they are tensors of their own."""
+    found = run(HELPERS + f"""
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+from shardsmith.smp.slices import pieces
+start(1, bf16=True)
+torch.manual_seed(3)
+config = GPTNeoXConfig(vocab_size=112, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+                       max_position_embeddings=64, hidden_dropout=0, attention_dropout=0)
+model = smp.DistributedModel(GPTNeoXForCausalLM(config))
+optimizer = smp.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=1e-3))
+train(model, optimizer, range(2))
+smp.save_checkpoint({str(tmp_path)!r}, "t", model=model, optimizer=optimizer)
+saved = torch.load(os.path.join({str(tmp_path)!r}, "t_partial", "fp16_states_0_0.pt"), weights_only=True)["state"]
+name = "gpt_neox.layers.0.attention.query_key_value.weight"
+fused = model.masters[name].detach().view(4, 3, 8, 32)
+results["equal"] = [torch.equal(saved["transformer.seq_layers.0.attention." + part + ".weight"]["master"],
+                                fused[:, i].reshape(32, 32)) for i, part in enumerate(("query", "key", "value"))]
+before = digest(model.masters)
+with torch.no_grad():
+    for master in model.masters.values():
+        master.zero_()
+smp.resume_from_checkpoint({str(tmp_path)!r}, tag="t")
+results["back"] = digest(model.masters) == before
+""", 1, models, tmp_path / "run")
+    assert found[0] == {"equal": [True, True, True], "back": True}

@@ -100,7 +100,7 @@ def _model_tree(model: DistributedModel, keep: list[torch.Tensor], skip: set[str
         if hf_name in skip:
             continue
         for piece in pieces(model._model, hf_name):
-            if state.mesh.coordinates(state.rank)[1] % piece.copies == 0:  # what several ranks hold, the first one stores
+            if piece.is_stored_by(state.group_rank("tp")):
                 tree[piece.name] = make_leaf(piece.read(param), keep, f"model/{piece.name}", piece)
     return tree
 

@@ -108,10 +108,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 result, closure = closure(), None
         if model is not None:
             model.before_update()
-        if (state.cfg.fp16 or state.cfg.nan_loss == "skip") and self._checked is None and model is not None:
+        skips = state.cfg.fp16 or state.cfg.nan_loss == "skip"
+        if skips and self._checked is None and model is not None:
             self._checked = _Checked(not math.isfinite(model.guarded(model.stage.grad_norm)))
         checked, self._checked = self._checked or _Checked(), None
-        self.overflow = checked.overflow and (state.cfg.fp16 or state.cfg.nan_loss == "skip")
+        self.overflow = checked.overflow and skips
         if self.overflow:
             logger.warning("[%d] a gradient is not finite: the update is skipped%s", state.rank,
                            f", loss scale {self.loss_scale:g}" if state.cfg.fp16 else "")
@@ -267,12 +268,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _save_entry(states: dict[str, dict[str, Any]], hf_name: str, param: torch.Tensor, key: str, value: Any,
                     keep: list[torch.Tensor]) -> None:
         shaped = isinstance(value, torch.Tensor) and value.shape == param.shape and value.dim() > 0
-        rank = state.mesh.coordinates(state.rank)[1]
+        rank = state.group_rank("tp")
         for piece in pieces(state.model._model, hf_name):
             name = f"{STATE}{piece.name}/{key}"
             if not isinstance(value, torch.Tensor):
                 states[piece.name][key] = value
-            elif shaped and rank % piece.copies == 0:
+            elif shaped and piece.is_stored_by(rank):
                 states[piece.name][key] = make_leaf(piece.read(value), keep, name, piece)
             elif not shaped and rank == 0:  # a counter, the same on every tensor-parallel rank
                 states[piece.name][key] = make_leaf(value, keep, name)
@@ -285,8 +286,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         rank = state.group_rank("tp")
         for hf_name, master in state.model.masters.items():
             for piece in pieces(state.model._model, hf_name) if hf_name not in skip else []:
-                if rank % piece.copies == 0:
-                    leaf = make_leaf(piece.view(master), keep, f"{STATE}{piece.name}/{MASTER}", piece)
+                if piece.is_stored_by(rank):
+                    leaf = make_leaf(piece.read(master), keep, f"{STATE}{piece.name}/{MASTER}", piece)
                     states[piece.name] = {MASTER: leaf}
         scale, good_steps, hysteresis = self._scaler.state()
         scaler = {"loss_scale": scale, "good_steps": good_steps, "hysteresis": hysteresis}

@@ -49,6 +49,10 @@ class Piece(NamedTuple):
         """The logical tensor, where need be a copy."""
         return self.view(tensor).reshape(self.shape)
 
+    def is_stored_by(self, tp_rank: int) -> bool:
+        """What several tensor-parallel ranks hold, the first of them stores."""
+        return tp_rank % self.copies == 0
+
     def of_whole(self, tensor: torch.Tensor) -> torch.Tensor:
         """This rank's part of the logical tensor."""
         for dimension, (begin, length) in enumerate(zip(self.box, self.shape)):
