@@ -7,7 +7,6 @@
 #include <unordered_set>
 
 #include "base/error.h"
-#include "cli/values_stream.h"
 #include "cli/weights.h"
 
 namespace shardsmith::cli {

@@ -262,17 +262,6 @@ void stream_values(const std::vector<const Index*>& indexes, const std::vector<S
   Streamer(indexes, tensors, storage, options, visit).run();
 }
 
-const TensorEntry* stored_entry(const Index& index, const TensorEntry& tensor) {
-  const TensorEntry* entry = &tensor;
-  for (size_t hops = 0; entry && !entry->alias_of.empty(); ++hops) {
-    if (hops > index.tensors.size()) {
-      fail(ErrorKind::kCorrupt, index.format, ": tensor '", tensor.name, "' is a second name of itself");
-    }
-    entry = index.find(entry->alias_of);
-  }
-  return entry;
-}
-
 std::pair<uint32_t, uint64_t> file_place(const TensorEntry& tensor) {
   if (tensor.slices.empty()) return {UINT32_MAX, 0};
   std::pair<uint32_t, uint64_t> first{tensor.slices[0].file, tensor.slices[0].offset};

@@ -44,10 +44,6 @@ void stream_values(const std::vector<const Index*>& indexes, const std::vector<S
                    Storage& storage, const StreamOptions& options,
                    const std::function<void(const StreamedBox&)>& visit);
 
-// Where the stored entry of `name` lies: ties are followed. Null where there is none; throws kCorrupt for a tie to
-// itself.
-const TensorEntry* stored_entry(const Index& index, const TensorEntry& tensor);
-
 // The place of a tensor's first byte, to read in the order of the files.
 std::pair<uint32_t, uint64_t> file_place(const TensorEntry& tensor);
 

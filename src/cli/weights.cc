@@ -3,7 +3,6 @@
 #include <string_view>
 
 #include "base/error.h"
-#include "cli/values_stream.h"
 
 namespace shardsmith::cli {
 namespace {

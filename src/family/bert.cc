@@ -1,5 +1,6 @@
 // BERT: an encoder with its norms after the residual sums. `architectures` in config.json says what stands on it; a
 // config.json without that is a bare BertModel. Files from before transformers 1.0 name the norms' weights gamma, beta.
+#include <iterator>
 #include <utility>
 
 #include "base/error.h"
@@ -64,13 +65,7 @@ ModelDescription read(const Config& config) {
   d.head = head_of(config);
   refuse_options(config, d);
   d.num_layers = config.size("num_hidden_layers");
-  d.hidden_size = config.size("hidden_size");
-  d.num_attention_heads = d.num_key_value_heads = config.size("num_attention_heads");
-  if (d.hidden_size % d.num_attention_heads != 0) {
-    fail(ErrorKind::kCorrupt, "config.json: hidden_size ", d.hidden_size, " is not a multiple of num_attention_heads ",
-         d.num_attention_heads);
-  }
-  d.attention_head_size = d.hidden_size / d.num_attention_heads;
+  read_equal_heads(config, "hidden_size", "num_attention_heads", d);
   d.intermediate_size = config.size("intermediate_size");
   d.vocab_size = config.size("vocab_size");
   d.num_positions = config.size("max_position_embeddings", 512);
@@ -110,14 +105,9 @@ FamilyModel describe_bert(const Value& value) {
   const int last = static_cast<int>(d.num_layers);
   TensorList list(model);
   const auto norm = [&](int place, const std::string& hf, const std::string& ours) {
-    list.plain(place, hf + ".weight", ours + ".weight", {h});
-    model.tensors.back().aliases = {model.prefix + hf + ".gamma"};
-    list.plain(place, hf + ".bias", ours + ".bias", {h});
+    list.layernorm(place, hf, ours);
+    std::prev(model.tensors.end(), 2)->aliases = {model.prefix + hf + ".gamma"};
     model.tensors.back().aliases = {model.prefix + hf + ".beta"};
-  };
-  const auto linear = [&](int place, const std::string& hf, const std::string& ours, int64_t out, int64_t in) {
-    list.plain(place, hf + ".weight", ours + ".weight", {out, in});
-    list.plain(place, hf + ".bias", ours + ".bias", {out});
   };
   list.plain(-1, "embeddings.word_embeddings.weight", "word_embedding.weight", {d.vocab_size, h});
   list.plain(-1, "embeddings.position_embeddings.weight", "position_embedding.weight", {d.num_positions, h});
@@ -126,25 +116,25 @@ FamilyModel describe_bert(const Value& value) {
   for (int i = 0; i < last; ++i) {
     const std::string hf = str("encoder.layer.", i, "."), ours = block_name(i);
     for (const char* part : {"query", "key", "value"})
-      linear(i, hf + "attention.self." + part, ours + "attention." + part, h, h);
-    linear(i, hf + "attention.output.dense", ours + "attention.dense", h, h);
+      list.linear(i, hf + "attention.self." + part, ours + "attention." + part, h, h);
+    list.linear(i, hf + "attention.output.dense", ours + "attention.dense", h, h);
     norm(i, hf + "attention.output.LayerNorm", ours + "attention.layernorm");
-    linear(i, hf + "intermediate.dense", ours + "output.dense1", f, h);
-    linear(i, hf + "output.dense", ours + "output.dense2", h, f);
+    list.linear(i, hf + "intermediate.dense", ours + "output.dense1", f, h);
+    list.linear(i, hf + "output.dense", ours + "output.dense2", h, f);
     norm(i, hf + "output.LayerNorm", ours + "output.layernorm");
   }
-  if (d.has_pooler) linear(last, "pooler.dense", "pooler", h, h);
+  if (d.has_pooler) list.linear(last, "pooler.dense", "pooler", h, h);
 
   // The heads stand beside the base model, without its prefix.
   const std::string prefix = std::exchange(model.prefix, "");
   if (d.head == HeadKind::kMaskedLm) {
     list.plain(last, "cls.predictions.bias", "lm_head.bias", {d.vocab_size});
     model.tensors.back().aliases = {"cls.predictions.decoder.bias"};
-    linear(last, "cls.predictions.transform.dense", "lm_head.transform", h, h);
+    list.linear(last, "cls.predictions.transform.dense", "lm_head.transform", h, h);
     norm(last, "cls.predictions.transform.LayerNorm", "lm_head.layernorm");
     list.head("cls.predictions.decoder.weight");
   }
-  if (d.head == HeadKind::kClassification) linear(last, "classifier", "classifier", d.num_labels, h);
+  if (d.head == HeadKind::kClassification) list.linear(last, "classifier", "classifier", d.num_labels, h);
   model.prefix = d.head == HeadKind::kNone ? "bert." : prefix;
   return model;
 }

@@ -91,6 +91,16 @@ int64_t padding_row(const Config& config, int64_t vocab_size) {
   return row < 0 ? row + vocab_size : row;
 }
 
+void read_equal_heads(const Config& config, const char* hidden, const char* heads, ModelDescription& d) {
+  d.hidden_size = config.size(hidden);
+  d.num_attention_heads = d.num_key_value_heads = config.size(heads);
+  if (d.hidden_size % d.num_attention_heads != 0) {
+    fail(ErrorKind::kCorrupt, "config.json: ", hidden, " ", d.hidden_size, " is not a multiple of ", heads, " ",
+         d.num_attention_heads);
+  }
+  d.attention_head_size = d.hidden_size / d.num_attention_heads;
+}
+
 std::string block_name(int64_t i) { return str("transformer.seq_layers.", i, "."); }
 
 void TensorList::add(FamilyTensor tensor) {
@@ -106,6 +116,15 @@ void TensorList::plain(int place, const std::string& hf, const std::string& ours
 
 void TensorList::transposed(int place, const std::string& hf, const std::string& ours, int64_t out, int64_t in) {
   add({.hf_name = hf, .shape = {in, out}, .pieces = {{ours, {out, in}, {1, 0}, {0, 0}}}, .place = place});
+}
+
+void TensorList::linear(int place, const std::string& hf, const std::string& ours, int64_t out, int64_t in, bool bias) {
+  plain(place, hf + ".weight", ours + ".weight", {out, in});
+  if (bias) plain(place, hf + ".bias", ours + ".bias", {out});
+}
+
+void TensorList::layernorm(int place, const std::string& hf, const std::string& ours) {
+  for (const char* part : {".weight", ".bias"}) plain(place, hf + part, ours + part, {model_.description.hidden_size});
 }
 
 void TensorList::head(const std::string& hf, const std::string& ours) {

@@ -36,6 +36,9 @@ class Config {
 // transformers' word for it; kUnsupported where we don't compute it.
 Activation activation_from(const std::string& word);
 
+// hidden_size and as many KV heads as heads, each an equal part of it, from the keys that the family has for them.
+void read_equal_heads(const Config& config, const char* hidden, const char* heads, ModelDescription& d);
+
 // Rotary positions from rope_parameters, rope_scaling or the older keys. `base` is the older key of theta, `share` that
 // of the rotated part of a head; `part` is the part where nothing says it. Needs attention_head_size. kUnsupported for
 // a rope type other than default and llama3.
@@ -53,6 +56,9 @@ class TensorList {
   void plain(int place, const std::string& hf, const std::string& ours, Shape shape);
   // Hugging Face [in, out] (Conv1D), ours [out, in].
   void transposed(int place, const std::string& hf, const std::string& ours, int64_t out, int64_t in);
+  // Weight and bias, as Hugging Face has them: [out, in] and [out]; of a norm [hidden_size] each.
+  void linear(int place, const std::string& hf, const std::string& ours, int64_t out, int64_t in, bool bias = true);
+  void layernorm(int place, const std::string& hf, const std::string& ours);
   void add(FamilyTensor tensor);  // hf_name without prefix
   // The head: a second name of the first tensor where it is tied, else a tensor of its own.
   void head(const std::string& hf, const std::string& ours = "lm_head.weight");

@@ -131,26 +131,39 @@ FamilyModel describe_model(const Value& config) {
   fail(ErrorKind::kInvalidArgument, "config.json: model_type '", *type, "' is not supported; supported are ", known);
 }
 
+namespace {
+
+// What of `slice` lies in `from`, as a slice of `to`, whose dimension d is dimension source[d] of `from`.
+void carry(const Slice& slice, const Box& from, const Box& to, const std::vector<int>& source, Dtype dtype,
+           std::vector<Slice>& slices) {
+  const auto both = intersect(slice.box, from);
+  if (!both) return;
+  const Slice cut = cut_out(slice, *both, dtype);
+  Slice carried = cut;
+  for (size_t d = 0; d < source.size(); ++d) {
+    const auto s = static_cast<size_t>(source[d]);
+    carried.box.offset[d] = cut.box.offset[s] - from.offset[s] + to.offset[d];
+    carried.box.extent[d] = cut.box.extent[s];
+    carried.strides[d] = cut.strides[s];
+  }
+  slices.push_back(std::move(carried));
+}
+
+std::vector<int> inverse(const std::vector<int>& permutation) {
+  std::vector<int> result(permutation.size());
+  for (size_t d = 0; d < permutation.size(); ++d) result[static_cast<size_t>(permutation[d])] = static_cast<int>(d);
+  return result;
+}
+
+}  // namespace
+
 std::vector<TensorEntry> logical_pieces(const TensorEntry& hf, const FamilyTensor& tensor) {
   std::vector<TensorEntry> pieces;
   for (const Piece& piece : tensor.pieces) {
     TensorEntry entry{.name = piece.name, .dtype = hf.dtype, .shape = piece.shape, .slices = {}, .alias_of = {}};
-    for (int64_t r = 0; r < piece.runs(); ++r) {
-      const Box part = piece.hf_box(r), ours = piece.logical_box(r);
-      for (const Slice& slice : hf.slices) {
-        const auto both = intersect(slice.box, part);
-        if (!both) continue;
-        const Slice cut = cut_out(slice, *both, hf.dtype);
-        Slice logical = cut;
-        for (size_t d = 0; d < piece.shape.size(); ++d) {
-          const size_t from = static_cast<size_t>(piece.permutation[d]);
-          logical.box.offset[d] = cut.box.offset[from] - part.offset[from] + ours.offset[d];
-          logical.box.extent[d] = cut.box.extent[from];
-          logical.strides[d] = cut.strides[from];
-        }
-        entry.slices.push_back(std::move(logical));
-      }
-    }
+    for (int64_t r = 0; r < piece.runs(); ++r)
+      for (const Slice& slice : hf.slices)
+        carry(slice, piece.hf_box(r), piece.logical_box(r), piece.permutation, hf.dtype, entry.slices);
     pieces.push_back(std::move(entry));
   }
   return pieces;
@@ -170,8 +183,7 @@ Index to_logical(const Index& hf, const FamilyModel& model, std::vector<std::str
     if (it == by_name.end()) return nullptr;
     const TensorEntry* tensor = it->second;
     by_name.erase(it);
-    for (size_t hops = 0; tensor && !tensor->alias_of.empty() && hops < 8; ++hops) tensor = hf.find(tensor->alias_of);
-    return tensor;
+    return stored_entry(hf, *tensor);
   };
 
   Index result;
@@ -206,27 +218,6 @@ Index to_logical(const Index& hf, const FamilyModel& model, std::vector<std::str
   return result;
 }
 
-namespace {
-
-void add_hf_slices(const Slice& slice, const Piece& piece, Dtype dtype, std::vector<Slice>& slices) {
-  for (int64_t r = 0; r < piece.runs(); ++r) {
-    const Box ours = piece.logical_box(r), part = piece.hf_box(r);
-    const auto both = intersect(slice.box, ours);
-    if (!both) continue;
-    const Slice cut = cut_out(slice, *both, dtype);
-    Slice theirs = cut;
-    for (size_t d = 0; d < piece.shape.size(); ++d) {
-      const size_t to = static_cast<size_t>(piece.permutation[d]);
-      theirs.box.offset[to] = cut.box.offset[d] - ours.offset[d] + part.offset[to];
-      theirs.box.extent[to] = cut.box.extent[d];
-      theirs.strides[to] = cut.strides[d];
-    }
-    slices.push_back(std::move(theirs));
-  }
-}
-
-}  // namespace
-
 Index to_hf(const Index& logical, const FamilyModel& model) {
   Index result;
   result.format = logical.format;
@@ -237,8 +228,7 @@ Index to_hf(const Index& logical, const FamilyModel& model) {
         .name = wanted.hf_name, .dtype = Dtype::kF32, .shape = wanted.shape, .slices = {}, .alias_of = {}};
     for (const Piece& piece : wanted.pieces) {
       const TensorEntry* found = logical.find(piece.name);
-      for (size_t hops = 0; found && !found->alias_of.empty() && hops < 8; ++hops)
-        found = logical.find(found->alias_of);
+      if (found) found = stored_entry(logical, *found);
       if (!found) {
         missing.push_back(piece.name);
         continue;
@@ -250,7 +240,10 @@ Index to_hf(const Index& logical, const FamilyModel& model) {
              " but '", wanted.pieces.front().name, "' is ", to_string(entry.dtype), "; both are part of '",
              wanted.hf_name, "', which has one type");
       }
-      for (const Slice& slice : found->slices) add_hf_slices(slice, piece, found->dtype, entry.slices);
+      const std::vector<int> source = inverse(piece.permutation);
+      for (const Slice& slice : found->slices)
+        for (int64_t r = 0; r < piece.runs(); ++r)
+          carry(slice, piece.logical_box(r), piece.hf_box(r), source, found->dtype, entry.slices);
     }
     result.tensors.push_back(std::move(entry));
   }

@@ -9,13 +9,7 @@ ModelDescription read(const Config& config) {
   ModelDescription d;
   d.model_type = "gpt2";
   d.num_layers = config.size("n_layer");
-  d.hidden_size = config.size("n_embd");
-  d.num_attention_heads = d.num_key_value_heads = config.size("n_head");
-  if (d.hidden_size % d.num_attention_heads != 0) {
-    fail(ErrorKind::kCorrupt, "config.json: n_embd ", d.hidden_size, " is not a multiple of n_head ",
-         d.num_attention_heads);
-  }
-  d.attention_head_size = d.hidden_size / d.num_attention_heads;
+  read_equal_heads(config, "n_embd", "n_head", d);
   d.intermediate_size = config.size("n_inner", 4 * d.hidden_size);
   d.vocab_size = config.size("vocab_size");
   d.num_positions = config.size("n_positions");
@@ -61,24 +55,20 @@ FamilyModel describe_gpt2(const Value& value) {
   TensorList list(model);
   list.plain(-1, "wte.weight", "word_embedding.weight", {d.vocab_size, h});
   list.plain(-1, "wpe.weight", "position_embedding.weight", {d.num_positions, h});
-  const auto norm = [&](int place, const std::string& hf, const std::string& ours) {
-    list.plain(place, hf + ".weight", ours + ".weight", {h});
-    list.plain(place, hf + ".bias", ours + ".bias", {h});
-  };
   const auto linear = [&](int place, const std::string& hf, const std::string& ours, int64_t out, int64_t in) {
     list.transposed(place, hf + ".weight", ours + ".weight", out, in);
     list.plain(place, hf + ".bias", ours + ".bias", {out});
   };
   for (int i = 0; i < d.num_layers; ++i) {
     const std::string hf = str("h.", i, "."), ours = block_name(i);
-    norm(i, hf + "ln_1", ours + "attention.pre_layernorm");
+    list.layernorm(i, hf + "ln_1", ours + "attention.pre_layernorm");
     add_attention(list, i, hf + "attn.c_attn.", ours + "attention.", h);
     linear(i, hf + "attn.c_proj", ours + "attention.dense", h, h);
-    norm(i, hf + "ln_2", ours + "output.pre_layernorm");
+    list.layernorm(i, hf + "ln_2", ours + "output.pre_layernorm");
     linear(i, hf + "mlp.c_fc", ours + "output.dense1", f, h);
     linear(i, hf + "mlp.c_proj", ours + "output.dense2", h, f);
   }
-  norm(static_cast<int>(d.num_layers), "ln_f", "layernorm");
+  list.layernorm(static_cast<int>(d.num_layers), "ln_f", "layernorm");
   list.head("lm_head.weight");
   return model;
 }

@@ -10,13 +10,7 @@ ModelDescription read(const Config& config) {
   ModelDescription d;
   d.model_type = "gpt_neox";
   d.num_layers = config.size("num_hidden_layers");
-  d.hidden_size = config.size("hidden_size");
-  d.num_attention_heads = d.num_key_value_heads = config.size("num_attention_heads");
-  if (d.hidden_size % d.num_attention_heads != 0) {
-    fail(ErrorKind::kCorrupt, "config.json: hidden_size ", d.hidden_size, " is not a multiple of num_attention_heads ",
-         d.num_attention_heads);
-  }
-  d.attention_head_size = d.hidden_size / d.num_attention_heads;
+  read_equal_heads(config, "hidden_size", "num_attention_heads", d);
   d.intermediate_size = config.size("intermediate_size");
   d.vocab_size = config.size("vocab_size");
   d.num_positions = config.size("max_position_embeddings", 2048);
@@ -59,25 +53,16 @@ FamilyModel describe_gpt_neox(const Value& value) {
   const int64_t h = d.hidden_size, f = d.intermediate_size;
   TensorList list(model);
   list.plain(-1, "embed_in.weight", "word_embedding.weight", {d.vocab_size, h});
-  const auto norm = [&](int place, const std::string& hf, const std::string& ours) {
-    list.plain(place, hf + ".weight", ours + ".weight", {h});
-    list.plain(place, hf + ".bias", ours + ".bias", {h});
-  };
-  const auto linear = [&](int place, const std::string& hf, const std::string& ours, Shape shape, bool bias) {
-    const int64_t out = shape[0];
-    list.plain(place, hf + ".weight", ours + ".weight", std::move(shape));
-    if (bias) list.plain(place, hf + ".bias", ours + ".bias", {out});
-  };
   for (int i = 0; i < d.num_layers; ++i) {
     const std::string hf = str("layers.", i, "."), ours = block_name(i);
-    norm(i, hf + "input_layernorm", ours + "attention.pre_layernorm");
-    norm(i, hf + "post_attention_layernorm", ours + "output.pre_layernorm");
+    list.layernorm(i, hf + "input_layernorm", ours + "attention.pre_layernorm");
+    list.layernorm(i, hf + "post_attention_layernorm", ours + "output.pre_layernorm");
     add_attention(list, i, hf + "attention.query_key_value.", ours + "attention.", d);
-    linear(i, hf + "attention.dense", ours + "attention.dense", {h, h}, d.dense_bias);
-    linear(i, hf + "mlp.dense_h_to_4h", ours + "output.dense1", {f, h}, true);
-    linear(i, hf + "mlp.dense_4h_to_h", ours + "output.dense2", {h, f}, true);
+    list.linear(i, hf + "attention.dense", ours + "attention.dense", h, h, d.dense_bias);
+    list.linear(i, hf + "mlp.dense_h_to_4h", ours + "output.dense1", f, h);
+    list.linear(i, hf + "mlp.dense_4h_to_h", ours + "output.dense2", h, f);
   }
-  norm(static_cast<int>(d.num_layers), "final_layer_norm", "layernorm");
+  list.layernorm(static_cast<int>(d.num_layers), "final_layer_norm", "layernorm");
   list.head("embed_out.weight");
   // transformers 5 calls it so in memory, and still embed_out in files.
   (d.tied_head ? model.tensors.front() : model.tensors.back()).aliases = {"lm_head.weight"};

@@ -81,8 +81,7 @@ FamilyModel describe_llama(const Value& value) {
   for (int i = 0; i < d.num_layers; ++i) {
     const std::string hf = str("layers.", i, "."), ours = block_name(i);
     const auto linear = [&](const std::string& name, const std::string& our, int64_t out, int64_t in, bool bias) {
-      list.plain(i, hf + name + ".weight", ours + our + ".weight", {out, in});
-      if (bias) list.plain(i, hf + name + ".bias", ours + our + ".bias", {out});
+      list.linear(i, hf + name, ours + our, out, in, bias);
     };
     linear("self_attn.q_proj", "attention.query", q, h, d.attention_bias);
     linear("self_attn.k_proj", "attention.key", kv, h, d.attention_bias);

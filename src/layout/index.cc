@@ -152,6 +152,17 @@ void Index::merge(Index other) {
   }
 }
 
+const TensorEntry* stored_entry(const Index& index, const TensorEntry& tensor) {
+  const TensorEntry* entry = &tensor;
+  for (size_t hops = 0; entry && !entry->alias_of.empty(); ++hops) {
+    if (hops > index.tensors.size()) {
+      fail(ErrorKind::kCorrupt, index.format, ": tensor '", tensor.name, "' is a second name of itself");
+    }
+    entry = index.find(entry->alias_of);
+  }
+  return entry;
+}
+
 void validate(const Index& index, bool require_cover) {
   for (const TensorEntry& tensor : index.tensors) {
     const std::string where = tensor.slices.empty() || tensor.slices[0].file >= index.files.size()

@@ -77,6 +77,10 @@ struct Index {
   size_t indexed_ = 0;  // tensors that are in the table
 };
 
+// The entry that has `tensor`'s elements: ties are followed. Null where there is none; throws kCorrupt for a tie to
+// itself.
+const TensorEntry* stored_entry(const Index& index, const TensorEntry& tensor);
+
 // Throws kCorrupt, naming tensor and file, unless every slice lies inside its tensor's shape and
 // its file, with checked arithmetic, and the slices of each tensor cover every element exactly once
 // (aliases are exempt). `require_cover` false: bounds only.

@@ -13,17 +13,19 @@ uint64_t site(int64_t layer, int which) { return 1 + 3 * static_cast<uint64_t>(l
 
 }  // namespace
 
+at::Tensor normalize(const at::Tensor& x, const Norm& norm, const ModelDescription& description,
+                     const TensorParallel& ranks) {
+  return normalize(x, ranks.replicated(norm.weight), ranks.replicated(norm.bias), description.norm,
+                   description.layernorm_epsilon);
+}
+
 Block::Block(const ModelDescription& m, const Parameters& p, int64_t layer, const TensorParallel& ranks)
     : description_(m), layer_(layer), ranks_(ranks) {
   const std::string name = "transformer.seq_layers." + std::to_string(layer);
   const std::string attention = name + ".attention.", output = name + ".output.";
-  const auto norm = [&](const std::string& place) {
-    const bool has_bias = m.norm == NormKind::kLayerNorm;
-    return Norm{p.get(place + ".weight"), has_bias ? p.get(place + ".bias") : at::Tensor()};
-  };
   const std::string which = m.post_layernorm ? "layernorm" : "pre_layernorm";
-  attention_norm_ = norm(attention + which);
-  output_norm_ = norm(output + which);
+  attention_norm_ = p.norm(attention + which);
+  output_norm_ = p.norm(output + which);
   qkv_ = p.linears({attention + "query", attention + "key", attention + "value"});
   dense_ = p.linear(attention + "dense");
   in_ = m.gated ? p.linears({output + "gate", output + "up"}) : p.linears({output + "dense1"});
@@ -36,8 +38,7 @@ Block::Block(const ModelDescription& m, const Parameters& p, int64_t layer, cons
 }
 
 at::Tensor Block::normed(const at::Tensor& x, const Norm& norm) const {
-  return normalize(x, ranks_.replicated(norm.weight), ranks_.replicated(norm.bias), description_.norm,
-                   description_.layernorm_epsilon);
+  return normalize(x, norm, description_, ranks_);
 }
 
 at::Tensor Block::by_rows(const Linear& linear, const at::Tensor& x) const {

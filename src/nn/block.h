@@ -22,6 +22,10 @@ struct BlockContext {
   DropoutContext dropout;
 };
 
+// `norm`, which every rank holds whole, of the hidden states that the rank keeps.
+at::Tensor normalize(const at::Tensor& x, const Norm& norm, const ModelDescription& description,
+                     const TensorParallel& ranks);
+
 class Block {
  public:
   // `ranks` must outlive it.
@@ -30,9 +34,6 @@ class Block {
   at::Tensor forward(const at::Tensor& x, const BlockContext& context) const;
 
  private:
-  struct Norm {
-    at::Tensor weight, bias;
-  };
   at::Tensor normed(const at::Tensor& x, const Norm& norm) const;
   at::Tensor attend(const at::Tensor& x, const BlockContext& context) const;
   at::Tensor feed_forward(const at::Tensor& x, const BlockContext& context) const;

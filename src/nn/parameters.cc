@@ -28,6 +28,7 @@ at::Tensor Linear::product(const at::Tensor& x) const { return apply(x, weight, 
 Parameters::Parameters(const FamilyModel& model, std::map<std::string, at::Tensor> held, int rank, int degree) {
   const FamilyModel local = local_model(model, rank, degree);
   const ModelDescription& description = model.description;
+  norms_have_bias_ = description.norm == NormKind::kLayerNorm;
   first_row_ = tensor_parallel_box(description, "word_embedding.weight",
                                    {description.vocab_size, description.hidden_size}, rank, degree)
                    .offset[0];
@@ -63,6 +64,10 @@ const at::Tensor& Parameters::get(const std::string& logical) const {
   const Place* place = find(logical);
   if (!place) fail(ErrorKind::kInvalidArgument, "this rank needs '", logical, "' and was not given it");
   return held_[place->held].second;
+}
+
+Norm Parameters::norm(const std::string& name) const {
+  return {get(name + ".weight"), norms_have_bias_ ? get(name + ".bias") : at::Tensor()};
 }
 
 std::vector<Linear> Parameters::linears(const std::vector<std::string>& names) const {

@@ -24,6 +24,11 @@ struct Linear {
   at::Tensor product(const at::Tensor& x) const;
 };
 
+struct Norm {
+  at::Tensor weight;
+  at::Tensor bias;  // undefined: none
+};
+
 // Handles only: the tensors stay the caller's (a Python Parameter and this are one tensor). Not thread-safe to build,
 // free to read from any thread.
 class Parameters {
@@ -38,6 +43,8 @@ class Parameters {
   // held tensor in this order, otherwise one each.
   std::vector<Linear> linears(const std::vector<std::string>& names) const;
   Linear linear(const std::string& name) const { return linears({name}).front(); }
+
+  Norm norm(const std::string& name) const;  // without ".weight"
 
   // How many neighbouring tensor-parallel ranks hold the same as this one of a tensor, by Hugging Face name.
   int copies(const std::string& hf_name) const { return copies_.at(hf_name); }
@@ -61,6 +68,7 @@ class Parameters {
   std::unordered_map<std::string, Place> places_;
   std::unordered_map<std::string, int> copies_;
   int64_t first_row_ = 0;
+  bool norms_have_bias_ = false;
 };
 
 }  // namespace shardsmith

@@ -30,35 +30,27 @@ StageModel::StageModel(const FamilyModel& model, const Partition& partition, int
     : description_(model.description), ranks_(ranks), own_batch_(own_batch && ranks.size() > 1) {
   const ModelDescription& m = description_;
   first_row_ = parameters.first_row();
-  const auto linear = [&](const std::string& name) { return parameters.linear(name); };
   if (stage == 0) {
     word_embedding_ = parameters.get("word_embedding.weight");
     if (m.position == PositionKind::kLearned) position_embedding_ = parameters.get("position_embedding.weight");
     if (m.num_token_types > 0) token_type_embedding_ = parameters.get("token_type_embedding.weight");
-    if (m.embedding_layernorm) {
-      embedding_norm_weight_ = parameters.get("embedding_layernorm.weight");
-      embedding_norm_bias_ = parameters.get("embedding_layernorm.bias");
-    }
+    if (m.embedding_layernorm) embedding_norm_ = parameters.norm("embedding_layernorm");
   }
   const auto s = static_cast<size_t>(stage);
   for (int64_t layer = partition.first.at(s); layer < partition.first.at(s + 1); ++layer)
     blocks_.emplace_back(m, parameters, layer, ranks);
   is_last_ = stage == partition.stages() - 1;
   if (is_last_) {
-    if (!m.post_layernorm) {
-      norm_weight_ = parameters.get("layernorm.weight");
-      if (m.norm == NormKind::kLayerNorm) norm_bias_ = parameters.get("layernorm.bias");
-    }
+    if (!m.post_layernorm) norm_ = parameters.norm("layernorm");
     if (m.head == HeadKind::kCausalLm || m.head == HeadKind::kMaskedLm)
       head_ = parameters.get(m.tied_head ? "word_embedding.weight" : "lm_head.weight");
     if (m.head_bias) head_bias_ = parameters.get("lm_head.bias");
     if (m.head_transform) {
-      head_transform_ = linear("lm_head.transform");
-      head_norm_weight_ = parameters.get("lm_head.layernorm.weight");
-      head_norm_bias_ = parameters.get("lm_head.layernorm.bias");
+      head_transform_ = parameters.linear("lm_head.transform");
+      head_norm_ = parameters.norm("lm_head.layernorm");
     }
-    if (m.has_pooler) pooler_ = linear("pooler");
-    if (m.head == HeadKind::kClassification) classifier_ = linear("classifier");
+    if (m.has_pooler) pooler_ = parameters.linear("pooler");
+    if (m.head == HeadKind::kClassification) classifier_ = parameters.linear("classifier");
   }
   if (m.position == PositionKind::kRotary)
     rotary_ = make_rotary_table(m, m.num_positions, parameters.held().front().second.options());
@@ -88,7 +80,7 @@ at::Tensor StageModel::embed(const Inputs& inputs, const DropoutContext& dropout
                  ? at::embedding(table, inputs.token_type_ids.slice(1, own.begin, own.begin + own.count))
                  : table[0]);
   }
-  if (embedding_norm_weight_.defined()) x = normed(x, embedding_norm_weight_, embedding_norm_bias_);
+  if (embedding_norm_.weight.defined()) x = normed(x, embedding_norm_);
   return dropout(x, description_.embedding_dropout, 0, dropout_context,
                  static_cast<uint64_t>(own.begin * description_.hidden_size));
 }
@@ -102,12 +94,7 @@ at::Tensor StageModel::forward(const at::Tensor& x, const Inputs& inputs, const 
   const BlockContext context{sequence, attention_mask(inputs.attention_mask, description_.causal), inputs.position_ids,
                              &rotary_, dropout_context};
   for (const Block& block : blocks_) h = block.forward(h, context);
-  return norm_weight_.defined() ? normed(h, norm_weight_, norm_bias_) : h;
-}
-
-at::Tensor StageModel::normed(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) const {
-  return normalize(x, ranks_.replicated(weight), ranks_.replicated(bias), description_.norm,
-                   description_.layernorm_epsilon);
+  return norm_.weight.defined() ? normed(h, norm_) : h;
 }
 
 std::vector<int64_t> StageModel::hidden_shape(const Inputs& inputs) const {
@@ -118,7 +105,7 @@ at::Tensor StageModel::transformed(const at::Tensor& hidden) const {
   if (!head_transform_.weight.defined()) return hidden;
   const at::Tensor h =
       at::linear(hidden, ranks_.replicated(head_transform_.weight), ranks_.replicated(head_transform_.bias));
-  return normed(activate(h, description_.activation), head_norm_weight_, head_norm_bias_);
+  return normed(activate(h, description_.activation), head_norm_);
 }
 
 at::Tensor StageModel::loss(const at::Tensor& hidden, const Inputs& inputs, const DropoutContext& dropout,

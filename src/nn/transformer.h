@@ -56,7 +56,7 @@ class StageModel {
 
  private:
   at::Tensor embed(const Inputs& inputs, const DropoutContext& dropout) const;
-  at::Tensor normed(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) const;
+  at::Tensor normed(const at::Tensor& x, const Norm& norm) const { return normalize(x, norm, description_, ranks_); }
   at::Tensor transformed(const at::Tensor& hidden) const;  // by the head's transform, if it has one
   at::Tensor pooled_of_all(const at::Tensor& hidden, const Inputs& inputs) const;
   at::Tensor classification_loss(const at::Tensor& logits, at::Tensor labels) const;
@@ -68,10 +68,9 @@ class StageModel {
   int64_t first_row_ = 0;  // of the vocabulary
   bool is_last_ = false;
   at::Tensor word_embedding_, position_embedding_, token_type_embedding_;
-  at::Tensor embedding_norm_weight_, embedding_norm_bias_;
   std::vector<Block> blocks_;
-  at::Tensor norm_weight_, norm_bias_, head_, head_bias_;
-  at::Tensor head_norm_weight_, head_norm_bias_;
+  Norm embedding_norm_, norm_, head_norm_;
+  at::Tensor head_, head_bias_;
   Linear head_transform_, pooler_, classifier_;
   RotaryTable rotary_;
   std::unique_ptr<SpareTensor> head_gradient_ = std::make_unique<SpareTensor>();

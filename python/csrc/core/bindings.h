@@ -10,14 +10,15 @@
 
 #include "../errors.h"
 #include "base/value.h"
-#include "format/pt.h"
 #include "family/family.h"
+#include "format/pt.h"
 #include "layout/index.h"
 
 namespace shardsmith::python {
 
-void bind_layout(pybind11::module_& m);      // meshes, families, partitions, schedules
+void bind_layout(pybind11::module_& m);      // meshes, families, partitions
 void bind_partition(pybind11::module_& m);   // manual partitions, decisions in files
+void bind_optim(pybind11::module_& m);       // learning-rate schedules, the loss scale
 void bind_index(pybind11::module_& m);       // readers and Index
 void bind_checkpoint(pybind11::module_& m);  // save, scan, find, verify
 

@@ -1,11 +1,9 @@
-// Meshes, families, partitions and schedules.
+// Meshes, families and partitions.
 #include "bindings.h"
 #include "family/local_model.h"
 #include "family/tensor_parallel.h"
 #include "layout/mesh.h"
 #include "layout/partition.h"
-#include "optim/loss_scale.h"
-#include "optim/schedule.h"
 
 namespace py = pybind11;
 
@@ -135,37 +133,7 @@ void bind_layout(py::module_& m) {
           py::arg("first"), py::arg("memory_weight") = 0.8, py::arg("sequence") = 1024)
       .def("stage_tensors", &names_of_stage, py::arg("first"), py::arg("stage"));
 
-  py::class_<LossScaler>(m, "LossScaler")
-      .def(py::init([](double init_scale, double scale_factor, int64_t scale_window, double min_scale,
-                       int64_t delayed_shift, bool consecutive_hysteresis) {
-             return LossScaler(LossScaleOptions{init_scale, scale_factor, scale_window, min_scale, delayed_shift,
-                                                consecutive_hysteresis});
-           }),
-           py::kw_only(), py::arg("init_scale") = LossScaleOptions{}.init_scale,
-           py::arg("scale_factor") = LossScaleOptions{}.scale_factor,
-           py::arg("scale_window") = LossScaleOptions{}.scale_window,
-           py::arg("min_scale") = LossScaleOptions{}.min_scale,
-           py::arg("delayed_shift") = LossScaleOptions{}.delayed_shift,
-           py::arg("consecutive_hysteresis") = LossScaleOptions{}.consecutive_hysteresis)
-      .def_static("fixed", [](double scale) { return LossScaler(scale); })
-      .def_property_readonly("loss_scale", &LossScaler::scale)
-      .def_property_readonly("dynamic", &LossScaler::is_dynamic)
-      .def("update", &LossScaler::update, py::arg("overflow"))
-      .def("state",
-           [](const LossScaler& scaler) {
-             const LossScaler::State& s = scaler.state();
-             return py::make_tuple(s.scale, s.good_steps, s.hysteresis);
-           })
-      .def(
-          "restore",
-          [](LossScaler& scaler, double scale, int64_t good_steps, int64_t hysteresis) {
-            scaler.restore({scale, good_steps, hysteresis});
-          },
-          py::arg("scale"), py::arg("good_steps"), py::arg("hysteresis"));
-
   m.def("supported_model_types", &supported_model_types);
-  m.def("schedule_factor", &schedule_factor, py::arg("kind"), py::arg("step"), py::arg("warmup_steps"),
-        py::arg("total_steps"));
 }
 
 }  // namespace shardsmith::python

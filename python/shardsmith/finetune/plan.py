@@ -144,7 +144,8 @@ def describe(plan: RunPlan) -> dict[str, Any]:
         # Weight, gradient and AdamW's two moments, in float32.
         stages.append({"stage": stage, "holds": parts, "layers": [begin, end], "parameters": count,
                        "bytes_weights": count * _BYTES, "bytes_training": count * _BYTES * 4})
-    return {"world_size": plan.world_size, "stages": stages, "tensor_parallel_degree": plan.slices, "replicas": plan.replicas, "parameters": plan.total,
+    return {"world_size": plan.world_size, "stages": stages, "tensor_parallel_degree": plan.slices,
+            "replicas": plan.replicas, "parameters": plan.total,
             "balance": round(plan.balance, 4), "checkpoint_bytes": plan.checkpoint_bytes,
             "global_batch": plan.global_batch, "per_device_train_batch_size": plan.batch,
             "gradient_accumulation_steps": plan.accumulation, "microbatches": plan.microbatches,

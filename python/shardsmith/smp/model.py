@@ -79,7 +79,7 @@ class DistributedModel(nn.Module):
         self.partitioned = False
         self._bucket_cap_mb = float(bucket_cap_mb)
         self._config_text = weightless.config_text(module)
-        tp_rank, tp_size = state.group_rank("tp"), len(state.group_members("tp"))
+        tp_rank, tp_size = state.group_rank("tp"), state.mesh.tp_size
         self._whole = _core.Model(self._config_text)
         self._model = _core.Model(self._config_text, tp_rank, tp_size)
         self._check_parameters()
@@ -333,7 +333,7 @@ class DistributedModel(nn.Module):
         if self._open:
             self.finish(False)
         self._backward_seen = False
-        feeders = 1 if state.cfg.prescaled_batch else len(state.group_members("tp"))  # of samples, in a replica
+        feeders = 1 if state.cfg.prescaled_batch else state.mesh.tp_size  # of samples, in a replica
         self.stage.begin_step(state.step_calls, microbatches, torch.is_grad_enabled(), self.module.training,
                               state.group_rank("rdp") * feeders * rows, rows,
                               (self._passes + 1) % self.backward_passes_per_step == 0,
