@@ -46,6 +46,11 @@ class Files final : public Storage {
   void add(const std::string& path, std::string bytes) { files_[path] = std::move(bytes); }
   void add_link(const std::string& path, std::string target) { links_[path] = std::move(target); }
   const std::string& bytes(const std::string& path) const { return files_.at(path); }
+  // Null where `path` is a folder, a link or nothing.
+  const std::string* find(const std::string& path) const {
+    const auto found = files_.find(path);
+    return found == files_.end() ? nullptr : &found->second;
+  }
 
   std::unique_ptr<ReadFile> open_read(const std::string& path, Access access = Access::kBuffered) override;
   Stat stat(const std::string& path) override;

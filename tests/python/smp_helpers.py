@@ -7,6 +7,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import preloaded
 import shardsmith
 
 ROOT = Path(shardsmith.__file__).parent.parent
@@ -45,7 +46,9 @@ def environment(**more):
 
 
 def make_models(folder):
-    subprocess.run([sys.executable, "-c", _MAKE, str(folder)], check=True, env=environment(), capture_output=True)
+    maker = preloaded.Process(_MAKE, [str(folder)], environment())
+    out = maker.communicate()[0]
+    assert maker.returncode == 0, out
     return Path(folder)
 
 
@@ -109,9 +112,9 @@ def finish():
 
 
 class Ranks:
-    """Processes that run the same program, each with its RANK."""
+    """Processes that run the same program, each with its RANK; `fresh` ones have imported nothing before."""
 
-    def __init__(self, body, ranks, models, folder, env=None):
+    def __init__(self, body, ranks, models, folder, env=None, fresh=False):
         self.folder = Path(folder)
         self.folder.mkdir(exist_ok=True, parents=True)
         program = HEAD + textwrap.dedent(body) + "\nfinish()\n"
@@ -122,9 +125,12 @@ class Ranks:
                 "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks),
                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
             (self.folder / f"results_{rank}.json").unlink(missing_ok=True)
-            self.processes.append(subprocess.Popen(
-                [sys.executable, "-c", program, str(models), str(folder)], env=environment(**own, **(env or {})),
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+            env_of_rank = environment(**own, **(env or {}))
+            arguments = [str(models), str(folder)]
+            self.processes.append(
+                subprocess.Popen([sys.executable, "-c", program, *arguments], env=env_of_rank, stdout=subprocess.PIPE,
+                                 stderr=subprocess.STDOUT, text=True)
+                if fresh else preloaded.Process(program, arguments, env_of_rank))
 
     def wait(self, timeout=240):
         """(exit code, output) by rank."""

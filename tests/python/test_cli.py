@@ -12,7 +12,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
-BUILD = Path(os.environ.get("SHARDSMITH_BUILD_DIR", ROOT / "build"))
+BUILD = Path(os.environ.get("SHARDSMITH_BUILD", ROOT / "build"))
 PROGRAM = BUILD / "shardsmith"
 MAKE_PARTIAL = BUILD / "make_partial"
 

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 HOSTILE = ROOT / "tests" / "hostile"
-PROGRAM = Path(os.environ.get("SHARDSMITH_BUILD_DIR", ROOT / "build")) / "shardsmith"
+PROGRAM = Path(os.environ.get("SHARDSMITH_BUILD", ROOT / "build")) / "shardsmith"
 sys.path.insert(0, str(HOSTILE))
 import make  # noqa: E402
 

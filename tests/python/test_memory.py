@@ -41,8 +41,8 @@ def model():
 
 
 def test_loading_takes_the_own_slices_and_little_more(model, tmp_path):
-    (imports,) = run(LOAD.format(load=False), 1, model, tmp_path)
-    for rank in run(LOAD.format(load=True), 2, model, tmp_path):
+    (imports,) = run(LOAD.format(load=False), 1, model, tmp_path, fresh=True)
+    for rank in run(LOAD.format(load=True), 2, model, tmp_path, fresh=True):
         more = rank["peak"] - imports["imports"]
         print(f"slices {rank['slices'] / MIB:.0f} MiB, peak {more / MIB:.0f} MiB above imports")
         assert rank["equal"] and rank["slices"] > 250 * MIB

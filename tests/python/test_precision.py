@@ -1,9 +1,12 @@
 """bf16 and fp16 with float32 masters, loss scale, overflow, clipping, and their checkpoints."""
 import math
+import os
+import subprocess
+from pathlib import Path
 
 import pytest
 
-from smp_helpers import make_models, run
+from smp_helpers import REPOSITORY, make_models, run
 
 # Losses over steps, the final masters, and a short hash of everything.
 HELPERS = """
@@ -368,11 +371,7 @@ results["plain_backward"] = refusal(optimizer.step)
 
 
 def test_masters_are_resharded_by_the_verb(models, tmp_path):
-    import os
-    import subprocess
-    from pathlib import Path
-
-    program = Path(os.environ["SHARDSMITH_BUILD_DIR"]) / "shardsmith"
+    program = Path(os.environ.get("SHARDSMITH_BUILD", REPOSITORY / "build")) / "shardsmith"
     body = HELPERS + MASTER_FILES.format(family="llama", pp=2, config=dict(bf16=True), folder=str(tmp_path), resume=False)
     before = run(body, 2, models, tmp_path / "0")
     done = subprocess.run([program, "reshard", tmp_path / "checkpoints", tmp_path / "other" / "checkpoints" / "t_partial",
