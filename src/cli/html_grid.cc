@@ -48,14 +48,14 @@ std::string column_name(int64_t place) {
   return place == kOther ? "other" : std::to_string(place);
 }
 
-// "model_1_0.pt" and "optimizer_1_0.pt" are of stage 1, slice 0.
+// "model_1_0.pt" and "optimizer_1_0.pt" are of stage 1, slice 0; so is "optimizer_1_0_2.pt", a replica's shard.
 std::optional<std::pair<int, int>> stage_and_slice(const std::string& file) {
-  for (const char* kind : {"model_", "optimizer_"}) {
-    int pp = 0, tp = 0, used = 0;
-    if (file.starts_with(kind) &&
-        std::sscanf(file.c_str() + std::string_view(kind).size(), "%6d_%6d.pt%n", &pp, &tp, &used) == 2 && used > 0) {
-      return std::pair(pp, tp);
-    }
+  for (const std::string_view kind : {"model_", "optimizer_"}) {
+    if (!file.starts_with(kind)) continue;
+    const char* numbers = file.c_str() + kind.size();
+    int pp = 0, tp = 0, rdp = 0, used = 0;
+    if (std::sscanf(numbers, "%6d_%6d.pt%n", &pp, &tp, &used) == 2 && used > 0) return std::pair(pp, tp);
+    if (std::sscanf(numbers, "%6d_%6d_%6d.pt%n", &pp, &tp, &rdp, &used) == 3 && used > 0) return std::pair(pp, tp);
   }
   return std::nullopt;
 }

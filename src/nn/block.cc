@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -10,6 +11,13 @@ namespace {
 
 // Where a dropout stands in the model, for DropoutContext.
 uint64_t site(int64_t layer, int which) { return 1 + 3 * static_cast<uint64_t>(layer) + static_cast<uint64_t>(which); }
+
+bool has_gradient(const at::Tensor& tensor) { return tensor.defined() && tensor.requires_grad(); }
+bool has_gradient(const Norm& norm) { return has_gradient(norm.weight) || has_gradient(norm.bias); }
+bool has_gradient(const std::vector<Linear>& linears) {
+  return std::any_of(linears.begin(), linears.end(),
+                     [](const Linear& linear) { return has_gradient(linear.weight) || has_gradient(linear.bias); });
+}
 
 }  // namespace
 
@@ -113,15 +121,33 @@ at::Tensor Block::feed_forward(const at::Tensor& x, const BlockContext& context)
   return by_rows(out_, gated(halves[0], halves[1], activation));
 }
 
-at::Tensor Block::forward(const at::Tensor& x, const BlockContext& context) const {
-  if (description_.post_layernorm) {
-    const at::Tensor h = normed(x + hidden_dropout(attend(x, context), 1, context), attention_norm_);
-    return normed(h + hidden_dropout(feed_forward(h, context), 2, context), output_norm_);
-  }
-  const at::Tensor h = x + hidden_dropout(attend(normed(x, attention_norm_), context), 1, context);
-  if (description_.parallel_residual)
-    return h + hidden_dropout(feed_forward(normed(x, output_norm_), context), 2, context);
-  return h + hidden_dropout(feed_forward(normed(h, output_norm_), context), 2, context);
+at::Tensor Block::attention_branch(const at::Tensor& x, const BlockContext& context) const {
+  const at::Tensor in = description_.post_layernorm ? x : normed(x, attention_norm_);
+  return hidden_dropout(attend(in, context), 1, context);
+}
+
+at::Tensor Block::output_branch(const at::Tensor& x, const BlockContext& context) const {
+  const at::Tensor in = description_.post_layernorm ? x : normed(x, output_norm_);
+  return hidden_dropout(feed_forward(in, context), 2, context);
+}
+
+bool Block::attention_is_trainable() const {
+  return has_gradient(qkv_) || has_gradient({dense_}) || has_gradient(attention_norm_);
+}
+
+bool Block::output_is_trainable() const {
+  return has_gradient(in_) || has_gradient({out_}) || has_gradient(output_norm_);
+}
+
+at::Tensor Block::forward(const at::Tensor& x, const BlockContext& context,
+                          const ActivationCheckpoint& checkpoint) const {
+  const auto attention = [this, context](const at::Tensor& in) { return attention_branch(in, context); };
+  const auto output = [this, context](const at::Tensor& in) { return output_branch(in, context); };
+  at::Tensor h = x + (checkpoint.attention ? checkpointed(x, attention, attention_is_trainable()) : attention(x));
+  if (description_.post_layernorm) h = normed(h, attention_norm_);
+  const at::Tensor& in = description_.parallel_residual ? x : h;
+  h = h + (checkpoint.output ? checkpointed(in, output, output_is_trainable()) : output(in));
+  return description_.post_layernorm ? normed(h, output_norm_) : h;
 }
 
 }  // namespace shardsmith

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "family/description.h"
+#include "nn/activation_checkpoint.h"
 #include "nn/dropout.h"
 #include "nn/functional.h"
 #include "nn/parameters.h"
@@ -30,10 +31,16 @@ class Block {
  public:
   // `ranks` must outlive it.
   Block(const ModelDescription& description, const Parameters& parameters, int64_t layer, const TensorParallel& ranks);
-  // x [B, ranks.positions(S).count, H] -> the same shape.
-  at::Tensor forward(const at::Tensor& x, const BlockContext& context) const;
+  // x [B, ranks.positions(S).count, H] -> the same shape. Branches that `checkpoint` names are checkpointed.
+  at::Tensor forward(const at::Tensor& x, const BlockContext& context, const ActivationCheckpoint& checkpoint) const;
+  bool is_trainable() const { return attention_is_trainable() || output_is_trainable(); }
 
  private:
+  bool attention_is_trainable() const;
+  bool output_is_trainable() const;
+  // What is added to the residual stream.
+  at::Tensor attention_branch(const at::Tensor& x, const BlockContext& context) const;
+  at::Tensor output_branch(const at::Tensor& x, const BlockContext& context) const;
   at::Tensor normed(const at::Tensor& x, const Norm& norm) const;
   at::Tensor attend(const at::Tensor& x, const BlockContext& context) const;
   at::Tensor feed_forward(const at::Tensor& x, const BlockContext& context) const;

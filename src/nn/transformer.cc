@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "nn/embedding.h"
 #include "nn/loss.h"
@@ -23,6 +25,16 @@ at::Tensor attention_mask(const at::Tensor& keep, bool causal) {
   return at::logical_or(at::logical_and(before, kept), at::eye(sequence, options));
 }
 
+// On a GPU it would have to be waited for.
+void require_within(const at::Tensor& numbers, int64_t count, const char* name, const char* what) {
+  if (!numbers.defined() || !numbers.is_cpu() || numbers.numel() == 0) return;
+  const auto [low, high] = at::aminmax(numbers);
+  const int64_t first = low.item<int64_t>(), last = high.item<int64_t>();
+  if (first < 0 || last >= count)
+    fail(ErrorKind::kInvalidArgument, name, " hold ", first < 0 ? first : last, ", but the model has ", count, " ",
+         what, ", 0 to ", count - 1);
+}
+
 }  // namespace
 
 StageModel::StageModel(const FamilyModel& model, const Partition& partition, int stage, const Parameters& parameters,
@@ -37,8 +49,10 @@ StageModel::StageModel(const FamilyModel& model, const Partition& partition, int
     if (m.embedding_layernorm) embedding_norm_ = parameters.norm("embedding_layernorm");
   }
   const auto s = static_cast<size_t>(stage);
-  for (int64_t layer = partition.first.at(s); layer < partition.first.at(s + 1); ++layer)
+  first_layer_ = partition.first.at(s);
+  for (int64_t layer = first_layer_; layer < partition.first.at(s + 1); ++layer)
     blocks_.emplace_back(m, parameters, layer, ranks);
+  checkpoints_.resize(blocks_.size());
   is_last_ = stage == partition.stages() - 1;
   if (is_last_) {
     if (!m.post_layernorm) norm_ = parameters.norm("layernorm");
@@ -54,6 +68,44 @@ StageModel::StageModel(const FamilyModel& model, const Partition& partition, int
   }
   if (m.position == PositionKind::kRotary)
     rotary_ = make_rotary_table(m, m.num_positions, parameters.held().front().second.options());
+}
+
+void StageModel::set_activation_checkpointing(const std::vector<ActivationCheckpoint>& layers) {
+  if (!layers.empty() && layers.size() != static_cast<size_t>(description_.num_layers))
+    fail(ErrorKind::kInvalidArgument, "activation checkpointing of ", layers.size(), " layers, the model has ",
+         description_.num_layers);
+  checkpoints_.assign(blocks_.size(), {});
+  if (layers.empty()) return;
+  const auto own = layers.begin() + first_layer_;
+  std::copy(own, own + static_cast<std::ptrdiff_t>(blocks_.size()), checkpoints_.begin());
+}
+
+// When the gradient of h is there, whatever was computed from it has gone backward: autograd runs what was computed
+// last first, and a leaf's gradient before all else.
+at::Tensor StageModel::watched(const at::Tensor& h, int64_t place) const {
+  if (on_gradients_ && h.requires_grad() && !h.is_leaf())
+    h.register_hook([this, place](const at::Tensor&) { on_gradients_(static_cast<int>(place)); });
+  return h;
+}
+
+at::Tensor StageModel::run_blocks(at::Tensor h, const BlockContext& context) const {
+  for (size_t first = 0, end = 0; first < blocks_.size(); first = end) {
+    const int64_t segment = checkpoints_[first].segment;
+    h = watched(h, first_layer_ + static_cast<int64_t>(first));
+    bool trainable = false;
+    for (; end < blocks_.size() && (end == first || (segment >= 0 && checkpoints_[end].segment == segment)); ++end)
+      trainable = trainable || blocks_[end].is_trainable();
+    if (segment < 0) {
+      h = blocks_[first].forward(h, context, checkpoints_[first]);
+      continue;
+    }
+    const auto run = [this, first, end, context](at::Tensor x) {
+      for (size_t i = first; i < end; ++i) x = blocks_[i].forward(x, context, {});
+      return x;
+    };
+    h = checkpointed(h, run, trainable);
+  }
+  return is_last_ ? watched(h, description_.num_layers) : h;
 }
 
 at::Tensor StageModel::looked_up(const Inputs& inputs) const {
@@ -90,10 +142,14 @@ at::Tensor StageModel::forward(const at::Tensor& x, const Inputs& inputs, const 
   if (sequence > description_.num_positions)
     fail(ErrorKind::kInvalidArgument, "input_ids have ", sequence, " positions, the model has ",
          description_.num_positions);
+  require_within(inputs.input_ids, description_.vocab_size, "input_ids", "tokens");
+  require_within(inputs.position_ids, description_.num_positions, "position_ids", "positions");
+  if (description_.num_token_types > 0)
+    require_within(inputs.token_type_ids, description_.num_token_types, "token_type_ids", "token types");
   at::Tensor h = has_embedding() ? embed(inputs, dropout_context) : x;
   const BlockContext context{sequence, attention_mask(inputs.attention_mask, description_.causal), inputs.position_ids,
                              &rotary_, dropout_context};
-  for (const Block& block : blocks_) h = block.forward(h, context);
+  h = run_blocks(h, context);
   return norm_.weight.defined() ? normed(h, norm_) : h;
 }
 

@@ -3,12 +3,14 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
 
 #include "family/family.h"
 #include "layout/partition.h"
+#include "nn/activation_checkpoint.h"
 #include "nn/block.h"
 #include "nn/dropout.h"
 #include "nn/functional.h"
@@ -36,6 +38,11 @@ class StageModel {
   // an equal part of the batch, and wants the loss and logits of its own.
   StageModel(const FamilyModel& model, const Partition& partition, int stage, const Parameters& parameters,
              const TensorParallel& ranks, bool own_batch);
+  // By layer of the whole model; empty: none. Not while a microbatch is between its forward and its backward.
+  void set_activation_checkpointing(const std::vector<ActivationCheckpoint>& layers);
+  // `ready(place)` is called during each backward, on its thread, when the gradients of all parameters at `place` (see
+  // FamilyTensor) and behind are made. Not for the place with which a backward ends.
+  void on_gradients(std::function<void(int place)> ready) { on_gradients_ = std::move(ready); }
   bool has_embedding() const { return word_embedding_.defined(); }
   bool is_last() const { return is_last_; }
 
@@ -55,6 +62,9 @@ class StageModel {
   at::Tensor looked_up(const Inputs& inputs) const;  // rows of the embedding's own part that a forward uses, [n]
 
  private:
+  // h, the input of what follows at `place`.
+  at::Tensor watched(const at::Tensor& h, int64_t place) const;
+  at::Tensor run_blocks(at::Tensor h, const BlockContext& context) const;
   at::Tensor embed(const Inputs& inputs, const DropoutContext& dropout) const;
   at::Tensor normed(const at::Tensor& x, const Norm& norm) const { return normalize(x, norm, description_, ranks_); }
   at::Tensor transformed(const at::Tensor& hidden) const;  // by the head's transform, if it has one
@@ -68,7 +78,10 @@ class StageModel {
   int64_t first_row_ = 0;  // of the vocabulary
   bool is_last_ = false;
   at::Tensor word_embedding_, position_embedding_, token_type_embedding_;
+  int64_t first_layer_ = 0;
   std::vector<Block> blocks_;
+  std::vector<ActivationCheckpoint> checkpoints_;  // of the blocks
+  std::function<void(int place)> on_gradients_;
   Norm embedding_norm_, norm_, head_norm_;
   at::Tensor head_, head_bias_;
   Linear head_transform_, pooler_, classifier_;

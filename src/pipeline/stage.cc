@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <unordered_map>
 
 #include "base/error.h"
 #include "optim/gradient_norm.h"
@@ -19,12 +20,6 @@ const FamilyModel& checked(const FamilyModel& model, const StageOptions& options
   if (options.stage < 0 || options.stage >= options.partition.stages())
     fail(ErrorKind::kInvalidArgument, "there is no pipeline stage ", options.stage, " of ", options.partition.stages());
   return model;
-}
-
-std::vector<at::Tensor> tensors_of(const Parameters& parameters) {
-  std::vector<at::Tensor> tensors;
-  for (const auto& [name, tensor] : parameters.held()) tensors.push_back(tensor);
-  return tensors;
 }
 
 at::TensorOptions activation_options(const Parameters& parameters) {
@@ -70,8 +65,7 @@ Stage::Stage(const FamilyModel& model, const Parameters& parameters, StageOption
       parameters_(parameters),
       options_(std::move(options)),
       ranks_(options_.tensor, options_.split_sequence),
-      compute_(model, options_.partition, options_.stage, parameters, ranks_, !options_.prescaled_batch),
-      reducer_(tensors_of(parameters), options_.bucket_cap_mb) {
+      compute_(model, options_.partition, options_.stage, parameters, ranks_, !options_.prescaled_batch) {
   if (stages() > 1 && !options_.pipeline)
     fail(ErrorKind::kInvalidArgument, "stage ", options_.stage, " of ", stages(), " needs a pipeline group");
   if (options_.pipeline && options_.pipeline->size() != stages())
@@ -79,6 +73,27 @@ Stage::Stage(const FamilyModel& model, const Parameters& parameters, StageOption
          options_.pipeline->size(), " ranks");
   if (stages() > 1 && model.description.tied_head && (is_first() || is_last()))
     tied_ = TiedEmbedding(parameters_.get("word_embedding.weight"), &*options_.pipeline, options_.stage, stages() - 1);
+  reducer_ = make_reducer();
+  if (has_replicas())
+    compute_.on_gradients([this](int place) {
+      if (last_backward_) reducer_.ready(place, *options_.replicas);
+    });
+}
+
+GradientReducer Stage::make_reducer() const {
+  std::unordered_map<std::string, const FamilyTensor*> tensors;
+  for (const FamilyTensor& tensor : model_.tensors) tensors.emplace(tensor.hf_name, &tensor);
+  std::vector<GradientReducer::Parameter> parameters;
+  for (const auto& [name, parameter] : parameters_.held()) {
+    const FamilyTensor& tensor = *tensors.at(name);
+    int64_t unit = 1;
+    for (const Piece& piece : tensor.pieces) unit = std::max(unit, piece.run ? piece.step : 1);
+    // A tied embedding is the same on two stages, so its sums must be made alike on both.
+    parameters.push_back({name, parameter, tensor.place, unit, tied_.is(parameter)});
+  }
+  const int rank = has_replicas() ? options_.replicas->rank() : 0,
+            ranks = has_replicas() ? options_.replicas->size() : 1;
+  return GradientReducer(std::move(parameters), options_.bucket_cap_mb, rank, ranks, options_.shard_optimizer_state);
 }
 
 int Stage::tag(Edge edge, int microbatch) const {
@@ -93,6 +108,7 @@ void Stage::begin_step(const Step& step) {
   incoming_.resize(static_cast<size_t>(step.microbatches));
   outgoing_.clear();
   backwards_ = 0;
+  reducer_.begin_step();
   if (step.training) tied_.begin_step();
   turns_.begin(order_of(step, options_, ranks_.size() > 1));
 }
@@ -188,6 +204,7 @@ void Stage::backward(int microbatch, const at::Tensor& loss, double scale) {
   Microbatch& m = microbatches_.at(static_cast<size_t>(microbatch));
   Turn(turns_, {Task::Kind::kBackward, microbatch}).run([&] {
     const bool last_backward = ++backwards_ == step_.microbatches;
+    last_backward_ = last_backward && step_.reduce;
     if (is_last()) {
       if (!loss.defined() || !loss.requires_grad())
         fail(ErrorKind::kInvalidArgument, "model.backward(loss): the loss does not depend on the model's output");
@@ -198,6 +215,7 @@ void Stage::backward(int microbatch, const at::Tensor& loss, double scale) {
       if (last_backward && step_.reduce) tied_.before_last_backward(tied_tags());  // after the other, as they are sent
       torch::autograd::backward({m.output}, {gradient.wait().to(m.output.scalar_type())});
     }
+    last_backward_ = false;
     if (!is_first())
       hold(options_.pipeline->send(m.input.grad().contiguous(), options_.stage - 1, tag(Edge::kBackward, microbatch)));
     if (last_backward && step_.reduce)
@@ -220,7 +238,7 @@ void Stage::finish_step(bool reduce) {
   if (!reduce) return tied_.leave();
   at::NoGradGuard no_grad;
   tied_.sum(tied_tags(), [this] { wait_for_sends(); });
-  if (options_.replicas && options_.replicas->size() > 1) reducer_.average(*options_.replicas);
+  if (has_replicas()) reducer_.finish(*options_.replicas);
 }
 
 std::vector<at::Tensor> Stage::run_step(const Step& step, const std::vector<Inputs>& microbatches) {
@@ -302,23 +320,38 @@ void Stage::sync_parameters() {
     for (const auto& [name, tensor] : parameters_.held()) options_.replicas->broadcast(tensor.detach(), 0).wait();
 }
 
+void Stage::start_gather(size_t bucket) {
+  if (reducer_.is_sharded()) reducer_.start_gather(bucket, *options_.replicas);
+}
+
+void Stage::gather_shards() {
+  for (size_t bucket = 0; bucket < buckets(); ++bucket) start_gather(bucket);
+  finish_gather();
+}
+
+std::vector<at::Tensor> Stage::counted_gradients() const {
+  std::vector<at::Tensor> gradients;
+  for (const GradientReducer::Part& part : reducer_.gradients()) {
+    const bool is_copy = !is_first() && tied_.is(part.parameter);
+    if (!is_copy && ranks_.rank() % parameters_.copies(part.name) == 0) gradients.push_back(part.gradient);
+  }
+  return gradients;
+}
+
 double Stage::grad_norm(double type) {
   at::NoGradGuard no_grad;
   const GradientNorm norm(type);
-  std::vector<at::Tensor> gradients;
-  for (const auto& [name, tensor] : parameters_.held()) {
-    const bool counted_elsewhere = (!is_first() && tied_.is(tensor)) || ranks_.rank() % parameters_.copies(name) != 0;
-    if (tensor.grad().defined() && !counted_elsewhere) gradients.push_back(tensor.grad());
-  }
-  double total = norm.partial(gradients);
-  for (Group* group :
-       {options_.pipeline ? &*options_.pipeline : nullptr, options_.tensor ? &*options_.tensor : nullptr})
-    if (group && group->size() > 1) {
-      // Gathered, as a maximum can't be summed; a few bytes either way.
-      const at::Tensor own = at::full({1}, total, activation_options(parameters_).dtype(at::kDouble));
-      const at::Tensor all = group->all_gather(own).wait();
-      total = (norm.is_maximum() ? all.max() : all.sum()).item<double>();
-    }
+  double total = norm.partial(counted_gradients());
+  const auto combine = [&](std::optional<Group>& group) {
+    if (!group || group->size() == 1) return;
+    // Gathered, as a maximum can't be summed; a few bytes either way.
+    const at::Tensor own = at::full({1}, total, activation_options(parameters_).dtype(at::kDouble));
+    const at::Tensor all = group->all_gather(own).wait();
+    total = (norm.is_maximum() ? all.max() : all.sum()).item<double>();
+  };
+  combine(options_.pipeline);
+  combine(options_.tensor);
+  if (reducer_.is_sharded()) combine(options_.replicas);
   return norm.finish(total);
 }
 
@@ -327,8 +360,7 @@ double Stage::clip_grad_norm(double max_norm, double type) {
   const double scale = max_norm / (norm + 1e-6);
   at::NoGradGuard no_grad;
   if (scale < 1)
-    for (const auto& [name, tensor] : parameters_.held())
-      if (tensor.grad().defined()) tensor.grad().mul_(scale);
+    for (const GradientReducer::Part& part : reducer_.gradients()) at::Tensor(part.gradient).mul_(scale);
   return norm;
 }
 

@@ -37,6 +37,8 @@ struct StageOptions {
   double bucket_cap_mb = 25;
   ScheduleKind schedule = ScheduleKind::kInterleaved;
   int active_microbatches = 0;  // that may hold activations at once; 0: default_active_microbatches()
+  // Each replica's optimizer updates its shards of the parameters only; see shards() and gather_shards().
+  bool shard_optimizer_state = false;
 };
 
 class Stage {
@@ -44,6 +46,11 @@ class Stage {
   // `model` is the whole one; `parameters` are of its local_model on this tp rank.
   Stage(const FamilyModel& model, const Parameters& parameters, StageOptions options);
   Stage(const Stage&) = delete;
+
+  // StageModel's; between steps. Every tp rank of the stage the same.
+  void set_activation_checkpointing(const std::vector<ActivationCheckpoint>& layers) {
+    compute_.set_activation_checkpointing(layers);
+  }
 
   struct Step {
     uint64_t number = 0;
@@ -79,6 +86,15 @@ class Stage {
   std::vector<at::Tensor> broadcast(std::vector<at::Tensor> tensors, int root);
   // Parameters of replica 0 to the others, a tied embedding from the first stage to the last.
   void sync_parameters();
+  // What this rank's optimizer is to update where its state is sharded: after finish_step their gradients are the
+  // averages, of no other rows. None where it is not sharded.
+  const std::vector<Shard>& shards() const { return reducer_.shards(); }
+  // The shards of these buckets have been updated: brings them to the other replicas. start_gather may be called bucket
+  // by bucket while others are still updated; all replicas in the same order.
+  size_t buckets() const { return reducer_.buckets(); }
+  void start_gather(size_t bucket);
+  void finish_gather() { reducer_.finish_gather(); }
+  void gather_shards();
   // Norm of the gradients over all stages and tp ranks, each parameter once; not finite if a gradient isn't. `type` as
   // in GradientNorm.
   double grad_norm(double type = 2);
@@ -102,6 +118,10 @@ class Stage {
   DropoutContext dropout_of(int microbatch, int64_t own_rows) const;
   void post_forward_receive(int microbatch, const Inputs& like);
   void hold(Pending pending);
+  bool has_replicas() const { return options_.replicas && options_.replicas->size() > 1; }
+  GradientReducer make_reducer() const;
+  // Of this step's gradients, each parameter once over all ranks of the replica (and of all replicas where sharded).
+  std::vector<at::Tensor> counted_gradients() const;
   TiedEmbedding::Tags tied_tags() const { return {tag(Edge::kTied, 0), tag(Edge::kTiedRows, 0)}; }
   void wait_for_sends();
   const Microbatch& computed(int microbatch) const;
@@ -114,8 +134,9 @@ class Stage {
   TensorParallel ranks_;
   StageModel compute_;
   GradientReducer reducer_;
-  TiedEmbedding tied_;  // where this stage is the first or the last of several
-  int backwards_ = 0;   // of this step so far
+  TiedEmbedding tied_;          // where this stage is the first or the last of several
+  int backwards_ = 0;           // of this step so far
+  bool last_backward_ = false;  // the running one is the last, and gradients are going to be reduced
   Turns turns_;
   Step step_;
   std::vector<Microbatch> microbatches_;

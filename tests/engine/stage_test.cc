@@ -20,11 +20,14 @@ struct Layout {
   bool split_sequence = false, prescaled_batch = true;
   ScheduleKind schedule = ScheduleKind::kInterleaved;
   int active = 0;
+  std::vector<ActivationCheckpoint> checkpoints = {};
+  bool shard = false;
   // Ranks that bring samples of their own.
   int feeders() const { return prescaled_batch ? rdp : rdp * tp; }
   std::string text() const {
     return str("pp ", pp, ", rdp ", rdp, ", tp ", tp, split_sequence ? ", sequences split" : "",
-               prescaled_batch ? "" : ", own batches");
+               prescaled_batch ? "" : ", own batches", checkpoints.empty() ? "" : ", checkpointed",
+               shard ? ", optimizer state sharded" : "");
   }
 };
 
@@ -53,7 +56,7 @@ Outcome step_with(const char* config, Layout layout, int microbatches, bool drop
                        pipelines.group(mesh.pp_group(rank), rank, "pipeline group"),
                        replicas.group(mesh.rdp_group(rank), rank, "data-parallel group"),
                        slices.group(mesh.tp_group(rank), rank, "tensor-parallel group"), layout.split_sequence,
-                       layout.prescaled_batch, 11, 0.01, layout.schedule, layout.active});
+                       layout.prescaled_batch, 11, 0.01, layout.schedule, layout.active, layout.shard});
   }
   const std::vector<Inputs> all = batch(microbatches * layout.feeders(), 2, 16, 61, 5);
   Outcome outcome;
@@ -63,6 +66,7 @@ Outcome step_with(const char* config, Layout layout, int microbatches, bool drop
     const Coordinates at = mesh.coordinates(rank);
     const Tensors local = local_weights(model, weights, partition, at.pp, at.tp, layout.tp);
     Stage stage(model, Parameters(model, local, at.tp, layout.tp), options[static_cast<size_t>(rank)]);
+    stage.set_activation_checkpointing(layout.checkpoints);
     std::vector<at::Tensor> parameters;
     for (const auto& [name, tensor] : local) parameters.push_back(tensor);
     AdamW optimizer({{parameters, 1e-2}});
@@ -115,7 +119,8 @@ void expect_same(const Outcome& a, const Outcome& b, double tolerance) {
   ASSERT_EQ(a.gradients.size(), b.gradients.size());
   for (const auto& [name, gradient] : a.gradients) {
     const double scale = gradient.abs().max().item<double>();
-    EXPECT_LE((gradient - b.gradients.at(name)).abs().max().item<double>(), tolerance * scale + 1e-12) << name;
+    const double allowed = tolerance > 0 ? tolerance * scale + 1e-12 : 0;
+    EXPECT_LE((gradient - b.gradients.at(name)).abs().max().item<double>(), allowed) << name;
   }
   EXPECT_NEAR(a.norm, b.norm, tolerance * a.norm);
 }
@@ -125,7 +130,7 @@ class Layouts : public testing::TestWithParam<std::tuple<const char*, bool>> {};
 TEST_P(Layouts, GiveTheGradientsOfOneProcess) {
   const auto [config, dropout] = GetParam();
   const Outcome one = step_with(config, {1, 1}, 8, dropout, at::kDouble);
-  for (const Layout layout : {Layout{1, 2}, {2, 1}, {2, 2}, {4, 1}, {1, 4}, {4, 2}, {2, 4}}) {
+  for (const Layout& layout : {Layout{1, 2}, {2, 1}, {2, 2}, {4, 1}, {1, 4}, {4, 2}, {2, 4}}) {
     SCOPED_TRACE("pp " + std::to_string(layout.pp) + ", rdp " + std::to_string(layout.rdp));
     const Outcome many = step_with(config, layout, 8 / layout.rdp, dropout, at::kDouble);
     // The kernels compute dropout in float32, everything else here in float64.
@@ -146,7 +151,7 @@ std::vector<Layout> tensor_layouts() {
 TEST_P(Layouts, GiveTheGradientsOfOneProcessWithTensorParallelism) {
   const auto [config, dropout] = GetParam();
   const Outcome one = step_with(config, {}, 8, dropout, at::kDouble);
-  for (const Layout layout : tensor_layouts()) {
+  for (const Layout& layout : tensor_layouts()) {
     SCOPED_TRACE(layout.text());
     const Outcome many = step_with(config, layout, 8 / layout.feeders(), dropout, at::kDouble);
     expect_same(one, many, dropout ? 1e-6 : 1e-10);
@@ -186,6 +191,29 @@ INSTANTIATE_TEST_SUITE_P(Families, Layouts,
                          testing::Combine(testing::Values(kTinyLlama, kTinyGpt2, kTinyNeox, kTinyBert),
                                           testing::Bool()));
 
+// What is computed again is the same again: each layer by itself, several as one, branches, and a mixture.
+TEST_P(Layouts, GiveTheSameBitsWithActivationCheckpointing) {
+  const auto [config, dropout] = GetParam();
+  const std::vector<std::vector<ActivationCheckpoint>> kinds{
+      {{0}, {1}, {2}, {3}},
+      {{0}, {0}, {0}, {0}},
+      {{-1, true, false}, {-1, false, true}, {-1, true, true}, {}},
+      {{}, {5}, {5}, {-1, true, false}}};
+  // BERT's layers use their input four times, and autograd adds those gradients in another order.
+  const bool same_bits = config != kTinyBert;
+  const at::ScalarType dtype = same_bits ? at::kFloat : at::kDouble;
+  for (Layout layout : {Layout{}, {2, 2}, {2, 1, 2, true, false}, {1, 2, 2}}) {
+    const Outcome usual = step_with(config, layout, 8 / layout.feeders(), dropout, dtype);
+    for (const auto& kind : kinds) {
+      layout.checkpoints = kind;
+      SCOPED_TRACE(layout.text());
+      const Outcome again = step_with(config, layout, 8 / layout.feeders(), dropout, dtype);
+      EXPECT_EQ(usual.losses, again.losses);
+      expect_same(usual, again, same_bits ? 0 : 1e-9);
+    }
+  }
+}
+
 // The order of the work changes nothing: microbatches go backward in the same order under all.
 TEST(Layouts, EverySchedulesGradientsAreTheSameBits) {
   const Outcome usual = step_with(kTinyGpt2, {.pp = 4}, 6, false, at::kFloat);
@@ -211,9 +239,100 @@ TEST(Layouts, TrainTheSameWayForSeveralSteps) {
 
 TEST(Layouts, AccumulateOverStepsTheSameWay) {
   const Outcome one = step_with(kTinyGpt2, {1, 1}, 4, false, at::kDouble, 3, true);
-  for (const Layout layout : {Layout{2, 1}, {1, 2}, {2, 2}}) {
+  for (const Layout& layout : {Layout{2, 1}, {1, 2}, {2, 2}}) {
     expect_same(one, step_with(kTinyGpt2, layout, 4 / layout.rdp, false, at::kDouble, 3, true), 1e-10);
   }
+}
+
+// The weights after some updates, each replica's optimizer with all parameters or with its shards of them.
+Tensors trained(const char* config, Layout layout, at::ScalarType dtype, double* norm) {
+  const FamilyModel model = family(config);
+  const Tensors weights = initial_weights(model, dtype);
+  const Mesh mesh(layout.pp * layout.rdp * layout.tp, layout.pp, layout.tp);
+  const Partition partition = make_partition(model_costs(model, 0.5, 16).costs, layout.pp);
+  Worlds worlds;
+  std::vector<StageOptions> options;
+  for (int rank = 0; rank < mesh.world_size(); ++rank)
+    options.push_back({.partition = partition,
+                       .stage = mesh.coordinates(rank).pp,
+                       .pipeline = worlds.group(mesh.pp_group(rank), rank, "pipeline group"),
+                       .replicas = worlds.group(mesh.rdp_group(rank), rank, "data-parallel group"),
+                       .tensor = worlds.group(mesh.tp_group(rank), rank, "tensor-parallel group"),
+                       .split_sequence = layout.split_sequence,
+                       .bucket_cap_mb = 0.01,
+                       .shard_optimizer_state = layout.shard});
+  const std::vector<Inputs> all = batch(4 * layout.rdp, 2, 16, 61, 5);
+  Tensors result;
+  std::map<std::string, at::Tensor> of_first;
+  std::mutex mutex;
+  std::vector<std::map<std::string, at::Tensor>> own(static_cast<size_t>(mesh.world_size()));
+  int64_t updated = 0;
+  run_ranks(mesh.world_size(), [&](int rank) {
+    const Coordinates at = mesh.coordinates(rank);
+    const Tensors local = local_weights(model, weights, partition, at.pp, at.tp, layout.tp);
+    Stage stage(model, Parameters(model, local, at.tp, layout.tp), options[static_cast<size_t>(rank)]);
+    std::vector<at::Tensor> parameters;
+    for (const auto& [name, tensor] : local) parameters.push_back(tensor);
+    if (layout.shard) {
+      parameters.clear();
+      for (const Shard& shard : stage.shards())
+        parameters.push_back(local.at(shard.name).detach().slice(0, shard.begin, shard.end));
+    }
+    AdamW optimizer({{parameters, 1e-2}});
+    for (int i = 0; i < 3; ++i) {
+      const auto begin = all.begin() + at.rdp * 4;
+      stage.run_step({static_cast<uint64_t>(i), 4, true}, {begin, begin + 4});
+      const double here = stage.clip_grad_norm(1e9);
+      for (size_t s = 0; s < stage.shards().size(); ++s) {
+        const Shard& shard = stage.shards()[s];
+        parameters[s].mutable_grad() = local.at(shard.name).grad().slice(0, shard.begin, shard.end);
+      }
+      optimizer.step();
+      stage.gather_shards();
+      for (const auto& [name, tensor] : local) at::Tensor(tensor).mutable_grad() = at::Tensor();
+      if (rank == 0) *norm = here;
+    }
+    std::lock_guard lock(mutex);
+    own[static_cast<size_t>(rank)] = {local.begin(), local.end()};
+    for (const at::Tensor& parameter : parameters) updated += parameter.numel();
+    for (size_t t = 0; t < model.tensors.size(); ++t) {
+      const std::string& name = model.tensors[t].hf_name;
+      if (at.rdp != 0 || !local.contains(name)) continue;
+      at::Tensor& whole = result.try_emplace(name, at::zeros_like(weights.at(name))).first->second;
+      for_each_piece(model, t, whole, local.at(name).detach(), at.tp, layout.tp,
+                     [](at::Tensor to, const at::Tensor& from) { to.copy_(from); });
+    }
+  });
+  int64_t held = 0;
+  for (int rank = 0; rank < mesh.world_size(); ++rank)
+    for (const auto& [name, tensor] : own[static_cast<size_t>(rank)]) {
+      held += tensor.numel();
+      const int first = mesh.rdp_group(rank)[0];
+      EXPECT_TRUE(at::equal(tensor, own[static_cast<size_t>(first)].at(name))) << name << " differs between replicas";
+    }
+  EXPECT_EQ(updated * (layout.shard ? layout.rdp : 1), held);  // each element by one replica
+  return result;
+}
+
+TEST(ShardedOptimizer, GivesTheWeightsOfTheWholeOne) {
+  for (const char* config : {kTinyLlama, kTinyGpt2, kTinyNeox, kTinyBert})
+    for (const at::ScalarType dtype : {at::kDouble, at::kBFloat16})
+      for (Layout layout : {Layout{1, 2}, {2, 2}, {1, 4}, {1, 3}, {1, 2, 2}, {2, 2, 2, true}}) {
+        SCOPED_TRACE(layout.text());
+        double norm = 0, sharded_norm = 0;
+        layout.shard = false;
+        const Tensors whole = trained(config, layout, dtype, &norm);
+        layout.shard = true;
+        const Tensors sharded = trained(config, layout, dtype, &sharded_norm);
+        EXPECT_NEAR(norm, sharded_norm, (dtype == at::kDouble ? 1e-10 : 1e-2) * norm);
+        for (const auto& [name, tensor] : whole) {
+          const at::Tensor other = sharded.at(name);
+          if (layout.rdp == 2)  // of two summands the order doesn't matter
+            EXPECT_TRUE(at::equal(tensor, other)) << name;
+          else
+            EXPECT_LE((tensor - other).abs().max().item<double>(), dtype == at::kDouble ? 1e-9 : 3e-2) << name;
+        }
+      }
 }
 
 // Steps that are reduced and steps that aren't, without clearing gradients: as one process adds them up.
@@ -333,6 +452,29 @@ TEST(Stage, ClippingScalesToTheGlobalNorm) {
 }
 
 // As transformers' Llama, whose embedding has pad_token_id as padding_idx.
+TEST(Stage, NumbersThatTheModelHasNoRowForAreNamed) {
+  const FamilyModel model = family(kTinyBert);
+  const Partition partition = make_partition(model_costs(model, 0.5, 16).costs, 1);
+  Stage stage(model, Parameters(model, local_weights(model, initial_weights(model), partition, 0)), {partition});
+  const auto refusal = [&](const std::function<void(Inputs&)>& spoil) {
+    std::vector<Inputs> inputs = batch(1, 2, 8, 61, 1);
+    inputs[0].position_ids = inputs[0].token_type_ids = at::zeros({2, 8}, at::kLong);
+    spoil(inputs[0]);
+    try {
+      stage.run_step({0, 1, false}, inputs);
+    } catch (const Error& e) {
+      EXPECT_EQ(e.kind(), ErrorKind::kInvalidArgument);
+      return std::string(e.what());
+    }
+    return std::string("nothing was thrown");
+  };
+  EXPECT_NE(refusal([](Inputs& in) { in.input_ids[1][3] = 61; }).find("input_ids hold 61"), std::string::npos);
+  EXPECT_NE(refusal([](Inputs& in) { in.input_ids[1][3] = -2; }).find("0 to 60"), std::string::npos);
+  EXPECT_NE(refusal([](Inputs& in) { in.position_ids = in.position_ids + 32; }).find("32 positions"),
+            std::string::npos);
+  EXPECT_NE(refusal([](Inputs& in) { in.token_type_ids[0][0] = 2; }).find("token_type_ids hold 2"), std::string::npos);
+}
+
 TEST(Stage, LookingUpThePaddingRowTrainsItNot) {
   std::string config = kTinyLlama;
   config.replace(config.find("\"tie_word_embeddings\": true"), 27,

@@ -187,8 +187,8 @@ else:
     train(model, optimizer, range(3))
     smp.save_checkpoint(path, "t", model=model, optimizer=optimizer)
     results["files"] = sorted(os.listdir(os.path.join(path, "t_partial")))
-results["digests"] = {{n: digest({{n: p}}) for n, p in model.full_weights.items()}}
-results["moments"] = {{n: digest({{n: optimizer.state[p]["exp_avg"]}}) for n, p in model.full_weights.items()}}
+results["digests"] = {{n: digest({{n: p}}) for n, p in model.optimized.items()}}
+results["moments"] = {{n: digest({{n: optimizer.state[p]["exp_avg"]}}) for n, p in model.optimized.items()}}
 """
 
 
@@ -276,9 +276,9 @@ for step in range(6):
     train_step(model, mine(ids_of(step)))
     if step in (1, 4) and RANK == step % 2:
         list(model._local.values())[-1].grad[0] = float("inf")
-    before = digest(model.full_weights), digest({n: p for n, p in model._local.items()})
+    before = digest(model.optimized), digest({n: p for n, p in model._local.items()})
     optimizer.step()
-    same = before == (digest(model.full_weights), digest({n: p for n, p in model._local.items()}))
+    same = before == (digest(model.optimized), digest({n: p for n, p in model._local.items()}))
     told.append([optimizer.overflow, optimizer.step_was_skipped, same, optimizer.loss_scale])
 results["told"] = told
 """
@@ -303,14 +303,14 @@ def spoiled(model, ids, number):
 
 train(model, optimizer, [0])
 optimizer.zero_grad()
-before = digest(model.full_weights)
+before = digest(model.optimized)
 results["refused"] = refusal(spoiled, model, mine(ids_of(1)), 1)
 if results["refused"] is None:
     optimizer.step()
-    results["same"] = before == digest(model.full_weights)
+    results["same"] = before == digest(model.optimized)
     results["skipped"] = optimizer.step_was_skipped
     train(model, optimizer, [2])
-    results["goes_on"] = not optimizer.step_was_skipped and before != digest(model.full_weights)
+    results["goes_on"] = not optimizer.step_was_skipped and before != digest(model.optimized)
 else:
     finish()
     os._exit(0)

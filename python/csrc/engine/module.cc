@@ -66,7 +66,7 @@ std::unique_ptr<Stage> make_stage(const std::string& config_json, const std::vec
                                   const std::optional<GroupHandle>& rdp_group,
                                   const std::optional<GroupHandle>& tp_group, bool split_sequence, bool prescaled_batch,
                                   double peer_timeout, uint64_t seed, double bucket_cap_mb, const std::string& pipeline,
-                                  int active_microbatches) {
+                                  int active_microbatches, bool shard_optimizer_state) {
   const FamilyModel model = describe_model(parse_json(config_json, "the model's config"));
   StageOptions options;
   options.partition = Partition{first};
@@ -80,6 +80,7 @@ std::unique_ptr<Stage> make_stage(const std::string& config_json, const std::vec
   options.bucket_cap_mb = bucket_cap_mb;
   options.schedule = schedule_kind(pipeline);
   options.active_microbatches = active_microbatches;
+  options.shard_optimizer_state = shard_optimizer_state;
   const int rank = options.tensor ? options.tensor->rank() : 0, degree = options.tensor ? options.tensor->size() : 1;
   return std::make_unique<Stage>(model, Parameters(model, std::move(parameters), rank, degree), std::move(options));
 }
@@ -117,7 +118,15 @@ void bind_stage(py::module_& m) {
            py::arg("pp_group") = py::none(), py::arg("rdp_group") = py::none(), py::arg("tp_group") = py::none(),
            py::arg("split_sequence") = false, py::arg("prescaled_batch") = true, py::arg("peer_timeout") = 300.0,
            py::arg("seed") = 0, py::arg("bucket_cap_mb") = 25.0, py::arg("pipeline") = "interleaved",
-           py::arg("active_microbatches") = 0)
+           py::arg("active_microbatches") = 0, py::arg("shard_optimizer_state") = false)
+      .def(
+          "set_activation_checkpointing",
+          [](Stage& self, const std::vector<std::tuple<int64_t, bool, bool>>& layers) {
+            std::vector<ActivationCheckpoint> checkpoints;
+            for (const auto& [segment, attention, output] : layers) checkpoints.push_back({segment, attention, output});
+            self.set_activation_checkpointing(checkpoints);
+          },
+          py::arg("layers"))
       .def(
           "begin_step",
           [](Stage& self, uint64_t step, int microbatches, bool training, bool dropout, uint64_t first_sample,
@@ -149,6 +158,16 @@ void bind_stage(py::module_& m) {
       .def("finish_step", &Stage::finish_step, py::arg("reduce"), Unlocked())
       .def("broadcast", &Stage::broadcast, py::arg("tensors"), py::arg("root"), Unlocked())
       .def("sync_parameters", &Stage::sync_parameters, Unlocked())
+      .def("shards",
+           [](const Stage& self) {
+             py::list shards;
+             for (const Shard& shard : self.shards())
+               shards.append(py::make_tuple(shard.name, shard.begin, shard.end, shard.bucket));
+             return shards;
+           })
+      .def_property_readonly("buckets", &Stage::buckets)
+      .def("start_gather", &Stage::start_gather, py::arg("bucket"), Unlocked())
+      .def("finish_gather", &Stage::finish_gather, Unlocked())
       .def("grad_norm", &Stage::grad_norm, py::arg("norm_type") = 2.0, Unlocked())
       .def("clip_grad_norm", &Stage::clip_grad_norm, py::arg("max_norm"), py::arg("norm_type") = 2.0, Unlocked());
 }

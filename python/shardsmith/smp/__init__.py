@@ -8,6 +8,7 @@ from typing import Any
 
 from shardsmith.errors import Error
 from shardsmith.smp import model
+from shardsmith.smp.activation_checkpointing import set_activation_checkpointing
 from shardsmith.smp.checkpoint import resume_from_checkpoint, save_checkpoint
 from shardsmith.smp.creation import delay_param_initialization, model_creation, set_tensor_parallelism, tensor_parallelism
 from shardsmith.smp.model import DistributedModel
@@ -21,7 +22,7 @@ from shardsmith.smp.stepping import StepOutput, step
 __all__ = [
     "CommGroup", "DistributedModel", "DistributedOptimizer", "Error", "RankType", "StepOutput",
     "delay_param_initialization", "init", "is_initialized", "is_tracing", "model", "model_creation", "num_microbatches",
-    "partition", "resume_from_checkpoint", "save_checkpoint", "set_partition", "set_tensor_parallelism", "state", "step",
+    "partition", "resume_from_checkpoint", "save_checkpoint", "set_activation_checkpointing", "set_partition", "set_tensor_parallelism", "state", "step",
     "tensor_parallelism",
 ]
 __all__ += sorted(name for name, value in _ranks.items()
@@ -32,7 +33,7 @@ __all__ += sorted(name for name, value in _ranks.items()
 _LATER = frozenset({
     "nn", "amp", "optimizers", "patches", "utils", "sharded_data_parallel_checkpoint", "hvd_average_grads",
     "tp_register",
-    "tp_register_with_module", "set_activation_checkpointing", "save", "load", "wait_for_checkpoint",
+    "tp_register_with_module", "save", "load", "wait_for_checkpoint",
 })
 
 

@@ -1,7 +1,8 @@
 """torch.optim.AdamW on the CPU in one pass over memory, its state where and as torch keeps it."""
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 
@@ -34,34 +35,56 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return tensor.is_contiguous() or torch.empty_like(tensor, device="meta").stride() == tensor.stride()
 
 
-def update(optimizer: torch.optim.AdamW, narrow: Mapping[int, torch.Tensor], gradient_scale: float) -> None:
-    """One step. `narrow`: by id of a master, the parameter whose gradient counts and that becomes its rounding."""
-    from shardsmith import _engine
+class Source(NamedTuple):
+    """What an update of a parameter needs besides its own memory."""
 
-    touched = []
+    gradient: torch.Tensor | None
+    rounded: torch.Tensor | None  # becomes the rounded master
+    param: torch.Tensor  # of the model, whose memory changes
+    bucket: int  # updates come in the order of these
+
+
+def update(optimizer: torch.optim.AdamW, sources: Mapping[int, Source], gradient_scale: float, buckets: int = 1,
+           done: Callable[[int], None] | None = None) -> None:
+    """One step. `sources`: by id of a parameter; others have gradients of their own. `done(bucket)` is called after each."""
+    touched: list[torch.Tensor] = []
+    todo: list[list[tuple[dict[str, Any], list[tuple[torch.Tensor, Source]]]]] = [[] for _ in range(buckets)]
     for group in optimizer.param_groups:
-        gradients, masters, averages, squares, rounded, steps = [], [], [], [], [], []
+        of_group: dict[int, list[tuple[torch.Tensor, Source]]] = {}
         for master in group["params"]:
-            param = narrow.get(id(master), master)
-            if param.grad is None:
-                continue
-            entry = optimizer.state[master]
-            if not entry:
-                entry["step"] = torch.zeros((), dtype=torch.float32)
-                entry["exp_avg"] = torch.zeros_like(master, memory_format=torch.preserve_format).detach()
-                entry["exp_avg_sq"] = torch.zeros_like(master, memory_format=torch.preserve_format).detach()
-            entry["step"] += 1
-            gradients.append(param.grad)
-            masters.append(master.detach())
-            averages.append(entry["exp_avg"])
-            squares.append(entry["exp_avg_sq"])
-            rounded.append(param.detach() if param is not master else None)
-            steps.append(float(entry["step"]))
-            touched += [master] if param is master else [master, param]
-        beta1, beta2 = group["betas"]
-        _engine.adamw_update(gradients, masters, averages, squares, rounded, steps, lr=float(group["lr"]),
-                             beta1=float(beta1), beta2=float(beta2), epsilon=float(group["eps"]),
-                             weight_decay=float(group["weight_decay"]), gradient_scale=gradient_scale)
+            source = sources.get(id(master)) or Source(master.grad, None, master, 0)
+            if source.gradient is not None:
+                of_group.setdefault(source.bucket, []).append((master, source))
+                touched += [master] if source.param is master else [master, source.param]
+        for bucket, entries in of_group.items():
+            todo[bucket].append((group, entries))
+    for bucket, groups in enumerate(todo):
+        for group, entries in groups:
+            _update_group(optimizer, group, entries, gradient_scale)
+        if done is not None:
+            done(bucket)
     if touched:
         torch.autograd.graph.increment_version(touched)
     optimizer._opt_called = True  # what a scheduler looks for
+
+
+def _update_group(optimizer: torch.optim.AdamW, group: dict[str, Any], entries: list[tuple[torch.Tensor, Source]],
+                  gradient_scale: float) -> None:
+    from shardsmith import _engine
+
+    averages, squares, steps = [], [], []
+    for master, _ in entries:
+        entry = optimizer.state[master]
+        if not entry:
+            entry["step"] = torch.zeros((), dtype=torch.float32)
+            entry["exp_avg"] = torch.zeros_like(master, memory_format=torch.preserve_format).detach()
+            entry["exp_avg_sq"] = torch.zeros_like(master, memory_format=torch.preserve_format).detach()
+        entry["step"] += 1
+        averages.append(entry["exp_avg"])
+        squares.append(entry["exp_avg_sq"])
+        steps.append(float(entry["step"]))
+    beta1, beta2 = group["betas"]
+    _engine.adamw_update([source.gradient for _, source in entries], [master.detach() for master, _ in entries], averages,
+                         squares, [source.rounded for _, source in entries], steps, lr=float(group["lr"]),
+                         beta1=float(beta1), beta2=float(beta2), epsilon=float(group["eps"]),
+                         weight_decay=float(group["weight_decay"]), gradient_scale=gradient_scale)

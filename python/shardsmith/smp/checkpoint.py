@@ -61,10 +61,12 @@ def save_checkpoint(path: Any, tag: Any, partial: bool = True, model: Distribute
         skip = _stored_elsewhere()
         if rdp == 0 and model is not None:
             files.append((f"model_{pp}_{tp}.pt", _model_tree(model, keep, skip)))
-        if rdp == 0 and optimizer is not None:
-            files.append((f"optimizer_{pp}_{tp}.pt", optimizer.saved_tree(keep, skip)))
+        is_sharded = state.model is not None and state.model.shards is not None
+        if optimizer is not None and (rdp == 0 or is_sharded):
+            place = f"{pp}_{tp}_{rdp}" if is_sharded else f"{pp}_{tp}"
+            files.append((f"optimizer_{place}.pt", optimizer.saved_tree(keep, skip)))
             if (masters := optimizer.saved_masters(keep, skip)) is not None:
-                files.append((f"fp16_states_{pp}_{tp}.pt", masters))
+                files.append((f"fp16_states_{place}.pt", masters))
         values = {"rank": state.rank, "step_calls": state.step_calls, **rng.saved(keep)}
         files.append((f"rng_{state.rank}.pt", values))
         if state.rank == 0 and user_content is not None:

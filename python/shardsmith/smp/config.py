@@ -44,7 +44,7 @@ KEYS: dict[str, Key] = {
     "bf16": Key(False),
     "fp16_params": Key(False),  # an old name of fp16
     "nan_loss": Key("ignore", str, choices=("ignore", "skip", "stop")),
-    "shard_optimizer_state": Key(False, supported=_OFF),
+    "shard_optimizer_state": Key(False),
     "prescaled_batch": Key(False),
     "skip_tracing": Key(False),
     "deterministic_server": Key(False),

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from shardsmith.errors import Error
-from shardsmith.smp import creation, placing, precision, weightless, weights
+from shardsmith.smp import activation_checkpointing, creation, placing, precision, shards, weightless, weights
 from shardsmith.smp.output import ModelOutput
 from shardsmith.smp.session import logger, state
-from shardsmith.smp.slices import cut
+from shardsmith.smp.slices import Piece, cut, pieces
 
 if TYPE_CHECKING:
     from shardsmith._engine import Stage
@@ -89,7 +89,11 @@ class DistributedModel(nn.Module):
         self._first: list[int] | None = None  # the partition
         self._stage: Stage | None = None
         self._local: dict[str, nn.Parameter] = {}
-        self.masters: dict[str, nn.Parameter] | None = None  # under bf16 and fp16, once the partition is made
+        # Once the partition is made, by name. Under bf16 and fp16 the masters of what this rank's optimizer updates; with
+        # shard_optimizer_state, and several replicas, what that is.
+        self.masters: dict[str, nn.Parameter] | None = None
+        self.shards: dict[str, shards.Shard] | None = None
+        self._virtual: dict[str, nn.Parameter] = {}  # shards that are no masters
         self._open = False  # a forward outside of a step has begun
         self._backward_seen = False
         self._passes = 0
@@ -129,8 +133,7 @@ class DistributedModel(nn.Module):
         self._first = placing.decide(self)
         state.together(self._partition)
         self._make_stage()
-        if (dtype := precision.narrow_dtype()) is not None:
-            self._make_masters(dtype)
+        self._make_what_is_optimized()
         self.partitioned = True
         weights.load_pending_optimizer()
         for hook in list(self._post_partition_hooks):
@@ -175,24 +178,64 @@ class DistributedModel(nn.Module):
                 cut(self._whole, self._model, name, param.detach(), own)
             param.data = own
 
-    def _make_masters(self, dtype: torch.dtype) -> None:
-        """The weights are the same on all replicas by now."""
-        self.masters = precision.make_masters(self._local, dtype)
-        self._needs_sync = False
-        self._make_stage()
+    def _make_what_is_optimized(self) -> None:
+        """Masters, shards, or the masters of shards. The weights are the same on all replicas by now."""
+        dtype = precision.narrow_dtype()
+        if dtype is not None:
+            wide = precision.narrow(self._local, dtype)
+            self._needs_sync = False
+            self._make_stage()
+        if state.cfg.shard_optimizer_state and state.mesh.rdp_size > 1:
+            self.shards = shards.of_stage(self.stage)
+        if dtype is not None:
+            self.masters = precision.make_masters(self._local, wide, self.shards)
+            logger.info("[%d] parameters are in %s, their masters in float32", state.rank, str(dtype).removeprefix("torch."))
+        elif self.shards is not None:
+            self._virtual = {name: nn.Parameter(shard.of(self._local[name].detach())) for name, shard in self.shards.items()}
+        if self.shards is not None:
+            logger.info("[%d] the optimizer updates %d of %d elements here", state.rank,
+                        sum(p.numel() for p in self.optimized.values()), sum(p.numel() for p in self._local.values()))
         if state.optimizer is not None:
-            state.optimizer.adopt_masters()
-        logger.info("[%d] parameters are in %s, their masters in float32", state.rank, str(dtype).removeprefix("torch."))
+            state.optimizer.adopt_optimized()
 
     @property
-    def full_weights(self) -> dict[str, nn.Parameter]:
-        """This rank's parameters by name, the masters where there are any."""
-        return self._local if self.masters is None else self.masters
-
-    def weights_changed(self) -> None:
-        """After something was written to `full_weights`."""
+    def optimized(self) -> dict[str, nn.Parameter]:
+        """What this rank's optimizer updates, by name: its parameters, their masters, or shards of either."""
         if self.masters is not None:
-            precision.round_masters(self._local, self.masters)
+            return self.masters
+        return self._local if self.shards is None else self._virtual
+
+    def rows(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Of a tensor like the parameter, what belongs to optimized[name]."""
+        return tensor if self.shards is None else self.shards[name].of(tensor)
+
+    def optimized_pieces(self, name: str) -> list[Piece]:
+        """The logical tensors of which optimized[name] has elements, and where."""
+        parts = pieces(self._model, name)
+        return parts if self.shards is None else shards.cut_pieces(parts, self.shards[name])
+
+    def masters_changed(self) -> None:
+        """After something was written to all masters: the parameters become their rounding."""
+        if self.masters is None:
+            return
+        with torch.no_grad():
+            for name, master in self.masters.items():
+                self.rows(name, self._local[name]).copy_(master)
+
+    def gather_shards(self) -> None:
+        """After this rank's shards have been updated: everybody's, everywhere."""
+        if self.shards is not None:
+            for bucket in range(self.stage.buckets):
+                self.stage.start_gather(bucket)
+            self.stage.finish_gather()
+
+    def virtual_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The shards of this rank, under shard_optimizer_state; after the partition."""
+        self._need_partition("virtual_named_parameters")
+        if self.shards is None:
+            raise Error("invalid_argument", "model.virtual_named_parameters: there are some with 'shard_optimizer_state' and "
+                                            "several replicas only")
+        return iter(self.optimized.items())
 
     def _make_stage(self) -> None:
         from shardsmith import _engine
@@ -202,7 +245,8 @@ class DistributedModel(nn.Module):
             state.groups["engine_rdp"], state.groups["engine_tp"], split_sequence=state.cfg.optimize == "memory",
             prescaled_batch=state.cfg.prescaled_batch, peer_timeout=state.limits.communication,
             seed=self._seed & (2**63 - 1), bucket_cap_mb=self._bucket_cap_mb,
-            pipeline=state.cfg.pipeline, active_microbatches=state.cfg.active_microbatches)
+            pipeline=state.cfg.pipeline, active_microbatches=state.cfg.active_microbatches,
+            shard_optimizer_state=state.cfg.shard_optimizer_state)
         if self._needs_sync and state.size > 1:
             self.guarded(self._stage.sync_parameters)
 
@@ -333,6 +377,9 @@ class DistributedModel(nn.Module):
         if self._open:
             self.finish(False)
         self._backward_seen = False
+        if state.step_calls == 0:
+            plan = state.together(lambda: activation_checkpointing.decide(self, self._first))
+            self.stage.set_activation_checkpointing(plan)
         feeders = 1 if state.cfg.prescaled_batch else state.mesh.tp_size  # of samples, in a replica
         self.stage.begin_step(state.step_calls, microbatches, torch.is_grad_enabled(), self.module.training,
                               state.group_rank("rdp") * feeders * rows, rows,

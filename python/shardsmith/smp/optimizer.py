@@ -13,7 +13,7 @@ from shardsmith.errors import Error
 from shardsmith.smp import adamw, precision, weights
 from shardsmith.smp.precision import MASTER
 from shardsmith.smp.session import logger, state
-from shardsmith.smp.slices import Staging, make_leaf, pieces, torch_word
+from shardsmith.smp.slices import Staging, make_leaf, torch_word
 from shardsmith.smp.weights import STATE
 
 
@@ -49,7 +49,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         state.optimizer = self
         if state.model is not None and state.model._local:
             self.drop_foreign_parameters()
-            self.adopt_masters()
+            self.adopt_optimized()
         weights.load_pending_optimizer()
 
     # What passes through.
@@ -125,27 +125,42 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return result
 
     def _update(self, closure: Callable[[], Any] | None, gradient_scale: float, result: Any) -> Any:
-        masters = {} if state.model is None or state.model.masters is None else state.model.masters
-        narrow = {id(master): state.model._local[name] for name, master in masters.items()}
+        model = state.model
         if closure is None and adamw.is_ours(self.optimizer):
-            adamw.update(self.optimizer, narrow, gradient_scale)
+            sources = {} if model is None else {id(p): self._source(name) for name, p in model.optimized.items()}
+            done = None if model is None or model.shards is None else model.stage.start_gather
+            adamw.update(self.optimizer, sources, gradient_scale, 1 if done is None else model.stage.buckets, done)
+            if done is not None:
+                model.stage.finish_gather()
             return result
-        with torch.no_grad():
-            for name, master in masters.items():
-                grad = state.model._local[name].grad
-                if grad is not None:
-                    master.grad = grad.float() if gradient_scale == 1 else grad.float().mul_(gradient_scale)
+        if model is not None and model.optimized is not model._local:
+            with torch.no_grad():
+                for name, param in model.optimized.items():
+                    gradient = self._source(name).gradient
+                    if gradient is not None and model.masters is not None:
+                        gradient = gradient.float() if gradient_scale == 1 else gradient.float().mul_(gradient_scale)
+                    param.grad = gradient
         given = self.optimizer.step(closure) if closure is not None else self.optimizer.step()
-        for master in masters.values():
-            master.grad = None
-        if masters:
-            state.model.weights_changed()
+        if model is not None and model.optimized is not model._local:
+            for param in model.optimized.values():
+                param.grad = None
+            model.masters_changed()
+            model.gather_shards()
         return given if result is None else result
+
+    @staticmethod
+    def _source(name: str) -> adamw.Source:
+        """Where the gradient of optimized[name] comes from and its rounding goes to."""
+        model = state.model
+        param = model._local[name]
+        gradient = None if param.grad is None else model.rows(name, param.grad)
+        bucket = 0 if model.shards is None else model.shards[name].bucket
+        return adamw.Source(gradient, None if model.masters is None else model.rows(name, param.detach()), param, bucket)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self._checked = None
         self.optimizer.zero_grad(set_to_none=set_to_none)
-        if state.model is not None and state.model.masters is not None:
+        if state.model is not None and state.model.optimized is not state.model._local:
             for param in state.model._local.values():
                 if set_to_none:
                     param.grad = None
@@ -157,7 +172,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._refuse_duplicates()
         if state.model is not None and state.model._local:
             self.drop_foreign_parameters()
-            self.adopt_masters()
+            self.adopt_optimized()
 
     def clip_master_grads(self, max_norm: float, norm_type: float = 2) -> float:
         """Clips by the norm over all stages and tensor-parallel ranks, each parameter counted once. Returns that norm,
@@ -182,7 +197,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if state.model is None:
             return {}
         names = {id(p): name for name, p in state.model.module.named_parameters()}
-        return names | {id(p): name for name, p in (state.model.masters or {}).items()}
+        return names | {id(p): name for name, p in state.model.optimized.items()}
 
     def _refuse_duplicates(self) -> None:
         names = self._names()
@@ -199,7 +214,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def drop_foreign_parameters(self) -> None:
         """Those of other stages leave the groups."""
-        local = {id(p) for p in state.model._local.values()} | {id(p) for p in (state.model.masters or {}).values()}
+        local = {id(p) for p in (*state.model._local.values(), *state.model.optimized.values())}
         names = self._names()
         for group in self.optimizer.param_groups:
             unknown = [p for p in group["params"] if id(p) not in names]
@@ -211,19 +226,31 @@ class DistributedOptimizer(torch.optim.Optimizer):
                     self.optimizer.state.pop(param, None)
             group["params"] = [p for p in group["params"] if id(p) in local]
 
-    def adopt_masters(self) -> None:
-        """Masters take the places of their parameters, in the groups and in the state."""
-        if state.model.masters is None:
+    def adopt_optimized(self) -> None:
+        """Masters and shards take the places of their parameters, in the groups and in the state."""
+        model = state.model
+        if model.optimized is model._local:
             return
-        masters = {id(state.model._local[name]): master for name, master in state.model.masters.items()}
+        names = {id(p): name for name, p in model._local.items()}
+
+        def cut(name: str, param: torch.Tensor, value: Any) -> Any:
+            if not isinstance(value, torch.Tensor) or value.shape != param.shape:
+                return value
+            value = model.rows(name, value)
+            return value.float() if model.masters is not None else value.clone() if model.shards is not None else value
+
         for group in self.optimizer.param_groups:
+            kept = []
             for param in group["params"]:
-                if id(param) in masters and param in self.optimizer.state:
-                    kept = self.optimizer.state.pop(param)
-                    self.optimizer.state[masters[id(param)]] = {
-                        key: value.float() if isinstance(value, torch.Tensor) and value.shape == param.shape else value
-                        for key, value in kept.items()}
-            group["params"] = [masters.get(id(p), p) for p in group["params"]]
+                name = names.get(id(param))
+                target = param if name is None else model.optimized.get(name)
+                old = self.optimizer.state.pop(param, None) if target is not param else None
+                if target is None:  # another replica updates all of it
+                    continue
+                kept.append(target)
+                if old is not None:
+                    self.optimizer.state[target] = {key: cut(name, param, value) for key, value in old.items()}
+            group["params"] = kept
 
     # State.
     def state_dict(self) -> dict[str, Any]:
@@ -244,19 +271,19 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     # Checkpoints: state is known by logical names, never by position.
     def saved_tree(self, keep: list[torch.Tensor], skip: set[str]) -> dict[str, Any]:
-        """What optimizer_{pp}_{tp}.pt holds. `skip`: Hugging Face names that another stage stores."""
+        """What optimizer_{pp}_{tp}.pt (..._{rdp}.pt of shards) holds. `skip`: Hugging Face names that another stage stores."""
         model = state.model
-        hf_names = {id(p): name for name, p in model.full_weights.items()}
+        hf_names = {id(p): name for name, p in model.optimized.items()}
         states: dict[str, dict[str, Any]] = {}
         groups = []
         for group in self.optimizer.param_groups:
             names = []
             for param in group["params"]:
                 hf_name = hf_names[id(param)]
-                names += [piece.name for piece in pieces(model._model, hf_name)]
+                names += [piece.name for piece in model.optimized_pieces(hf_name)]
                 if hf_name in skip or param not in self.optimizer.state:
                     continue
-                for piece in pieces(model._model, hf_name):
+                for piece in model.optimized_pieces(hf_name):
                     states[piece.name] = {}
                 for key, value in self.optimizer.state[param].items():
                     self._save_entry(states, hf_name, param, key, value, keep)
@@ -269,23 +296,23 @@ class DistributedOptimizer(torch.optim.Optimizer):
                     keep: list[torch.Tensor]) -> None:
         shaped = isinstance(value, torch.Tensor) and value.shape == param.shape and value.dim() > 0
         rank = state.group_rank("tp")
-        for piece in pieces(state.model._model, hf_name):
+        for piece in state.model.optimized_pieces(hf_name):
             name = f"{STATE}{piece.name}/{key}"
             if not isinstance(value, torch.Tensor):
                 states[piece.name][key] = value
             elif shaped and piece.is_stored_by(rank):
                 states[piece.name][key] = make_leaf(piece.read(value), keep, name, piece)
-            elif not shaped and rank == 0:  # a counter, the same on every tensor-parallel rank
+            elif not shaped and piece.is_stored_by(rank) and not any(piece.box):  # a counter, wherever a part of it is
                 states[piece.name][key] = make_leaf(value, keep, name)
 
     def saved_masters(self, keep: list[torch.Tensor], skip: set[str]) -> dict[str, Any] | None:
-        """What fp16_states_{pp}_{tp}.pt holds; None where there are no masters."""
+        """What fp16_states_{pp}_{tp}.pt (..._{rdp}.pt of shards) holds; None where there are no masters."""
         if state.model.masters is None:
             return None
         states: dict[str, dict[str, Any]] = {}
         rank = state.group_rank("tp")
         for hf_name, master in state.model.masters.items():
-            for piece in pieces(state.model._model, hf_name) if hf_name not in skip else []:
+            for piece in state.model.optimized_pieces(hf_name) if hf_name not in skip else []:
                 if piece.is_stored_by(rank):
                     leaf = make_leaf(piece.read(master), keep, f"{STATE}{piece.name}/{MASTER}", piece)
                     states[piece.name] = {MASTER: leaf}
@@ -325,7 +352,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 if key == MASTER:  # read with the weights
                     continue
                 keys.setdefault(logical, []).append(key)
-        hf_names = {id(p): name for name, p in state.model.full_weights.items()}
+        hf_names = {id(p): name for name, p in state.model.optimized.items()}
         staging = Staging()
         for group in self.optimizer.param_groups:
             for param in group["params"]:
@@ -336,7 +363,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                        plain: dict[str, dict[str, Any]], staging: Staging, where: str) -> None:
         from shardsmith import _core
 
-        parts = pieces(state.model._model, hf_name)
+        parts = state.model.optimized_pieces(hf_name)
         first, shape = parts[0].name, parts[0].whole
         restored: dict[str, Any] = {}
         for key in keys.get(first, []):

@@ -6,13 +6,16 @@ parameter gets memory of its own, half as large. So a master is the file's exact
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from shardsmith.errors import Error
 from shardsmith.smp.session import state
+
+if TYPE_CHECKING:
+    from shardsmith.smp.shards import Shard
 
 MASTER = "master"  # the key of a master in a parameter's saved state
 
@@ -33,19 +36,27 @@ def widen(local: Mapping[str, nn.Parameter], weightless: bool) -> None:
             param.data = torch.empty_like(param, dtype=torch.float32).detach() if weightless else param.data.float()
 
 
-def make_masters(local: Mapping[str, nn.Parameter], dtype: torch.dtype) -> dict[str, nn.Parameter]:
-    masters = {}
+def narrow(local: Mapping[str, nn.Parameter], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Parameters become their rounding. Returns what they were."""
+    wide = {}
     for name, param in local.items():
-        masters[name] = nn.Parameter(param.data, requires_grad=param.requires_grad)
+        wide[name] = param.data
         param.grad = None
         param.data = param.data.to(dtype)
+    return wide
+
+
+def make_masters(local: Mapping[str, nn.Parameter], wide: dict[str, torch.Tensor],
+                 shards: Mapping[str, Shard] | None) -> dict[str, nn.Parameter]:
+    """In the memory of `wide`, which this empties; of shards, in memory of their own."""
+    masters = {}
+    for name, param in local.items():
+        value = wide.pop(name)
+        if shards is None:
+            masters[name] = nn.Parameter(value, requires_grad=param.requires_grad)
+        elif name in shards:
+            masters[name] = nn.Parameter(shards[name].of(value).clone())
     return masters
-
-
-def round_masters(local: Mapping[str, nn.Parameter], masters: Mapping[str, nn.Parameter]) -> None:
-    with torch.no_grad():
-        for name, master in masters.items():
-            local[name].copy_(master)
 
 
 def make_scaler(static_loss_scale: float | None, dynamic_loss_scale: bool, dynamic_loss_args: Mapping[str, Any] | None) -> Any:

@@ -10,7 +10,7 @@ from shardsmith.errors import Error
 from shardsmith.smp import weightless
 from shardsmith.smp.precision import MASTER
 from shardsmith.smp.session import logger, state
-from shardsmith.smp.slices import Staging, cut, initialize, pieces
+from shardsmith.smp.slices import Piece, Staging, cut, initialize, pieces
 
 if TYPE_CHECKING:
     from shardsmith.smp.model import DistributedModel
@@ -68,18 +68,25 @@ def read_parameters(model: DistributedModel, pending: Pending) -> None:
     staging = Staging()
     index = pending.index
     names = set(index.names())
-    for name, param in model.full_weights.items():
-        for piece in pieces(model._model, name):
+
+    def read(tensor: torch.Tensor, parts: list[Piece]) -> None:
+        for piece in parts:
             # Where there are masters they are the weights; the model's own tensors are their rounding.
             master = f"{STATE}{piece.name}/{MASTER}"
-            staging.add(master if master in names else pending.prefix + piece.name, piece.view(param), piece)
+            staging.add(master if master in names else pending.prefix + piece.name, piece.view(tensor), piece)
+
+    for name, master in (model.masters or {}).items():
+        read(master, model.optimized_pieces(name))
+    if model.masters is None or model.shards is not None:  # else they are rounded afterwards
+        for name, param in model._local.items():
+            read(param, pieces(model._model, name))
     report = staging.read(index, where=pending.where)
-    if report["cast"]:
+    if report["cast"] and model.masters is None:
         logger.warning("[%d] %s: %d tensors are cast to the model's dtype (%s, ...)", state.rank, pending.where,
                        len(report["cast"]), report["cast"][0])
     if source := weightless.source_of(model.module):
         source.versions.clear()
-    model.weights_changed()
+    model.masters_changed()
     pending.model_done = True
 
 
