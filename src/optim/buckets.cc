@@ -14,7 +14,6 @@ void deal_out(Bucket& bucket, const std::vector<BucketParameter>& parameters, in
   int64_t total = 0;
   for (const size_t i : bucket.parameters) total += elements_of(parameters[i]);
   const auto end_of = [&](int rank) { return total / ranks * (rank + 1) + total % ranks * (rank + 1) / ranks; };
-  std::vector<int64_t> owned(static_cast<size_t>(ranks), 0);
   int64_t before = 0;  // elements of the parameters before
   int rank = 0;
   for (const size_t i : bucket.parameters) {
@@ -28,7 +27,6 @@ void deal_out(Bucket& bucket, const std::vector<BucketParameter>& parameters, in
       }
       if (end > row) {
         bucket.shares[static_cast<size_t>(rank)].push_back({i, row, end});
-        owned[static_cast<size_t>(rank)] += (end - row) * p.row_elements;
         row = end;
       }
       if (row < p.rows) ++rank;
@@ -36,7 +34,24 @@ void deal_out(Bucket& bucket, const std::vector<BucketParameter>& parameters, in
     before += elements_of(p);
     while (rank + 1 < ranks && end_of(rank) <= before) ++rank;
   }
-  bucket.share_elements = *std::max_element(owned.begin(), owned.end());
+}
+
+// One share in parts of at most `most` elements, if a row isn't larger.
+std::vector<std::vector<RowRange>> cut(const std::vector<RowRange>& share,
+                                       const std::vector<BucketParameter>& parameters, int64_t most) {
+  std::vector<std::vector<RowRange>> parts;
+  int64_t left = 0;
+  for (const RowRange& range : share) {
+    const int64_t row_elements = parameters[range.parameter].row_elements;
+    for (int64_t row = range.begin; row < range.end;) {
+      if (parts.empty() || left < row_elements) parts.emplace_back(), left = std::max(most, row_elements);
+      const int64_t end = std::min(range.end, row + left / row_elements);
+      parts.back().push_back({range.parameter, row, end});
+      left -= (end - row) * row_elements;
+      row = end;
+    }
+  }
+  return parts;
 }
 
 }  // namespace
@@ -61,6 +76,30 @@ std::vector<Bucket> make_buckets(const std::vector<BucketParameter>& parameters,
   }
   for (Bucket& bucket : buckets) deal_out(bucket, parameters, ranks);
   return buckets;
+}
+
+std::vector<Transfer> make_transfers(const std::vector<Bucket>& buckets, const std::vector<BucketParameter>& parameters,
+                                     int64_t cap_bytes) {
+  std::vector<Transfer> transfers;
+  for (size_t b = 0; b < buckets.size(); ++b) {
+    const std::vector<std::vector<RowRange>>& shares = buckets[b].shares;
+    const int64_t element_size = parameters[buckets[b].parameters.front()].element_size;
+    const int64_t most = cap_bytes / element_size / static_cast<int64_t>(shares.size());
+    const size_t first = transfers.size();
+    for (size_t r = 0; r < shares.size(); ++r) {
+      const std::vector<std::vector<RowRange>> parts = cut(shares[r], parameters, most);
+      for (size_t i = 0; i < parts.size(); ++i) {
+        if (first + i == transfers.size()) transfers.push_back({b, std::vector<std::vector<RowRange>>(shares.size())});
+        Transfer& transfer = transfers[first + i];
+        int64_t elements = 0;
+        for (const RowRange& range : parts[i])
+          elements += (range.end - range.begin) * parameters[range.parameter].row_elements;
+        transfer.parts[r] = parts[i];
+        transfer.part_elements = std::max(transfer.part_elements, elements);
+      }
+    }
+  }
+  return transfers;
 }
 
 }  // namespace shardsmith

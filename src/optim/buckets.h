@@ -34,11 +34,22 @@ struct Bucket {
   std::vector<size_t> parameters;
   int place = kNeverEarly;  // its gradients are made when those of all parameters at this place and behind are
   std::vector<std::vector<RowRange>> shares;  // by rank; together each row once
-  int64_t share_elements = 0;                 // of the largest share
+};
+
+// A part of a bucket that is sent at once: a part of each rank's share.
+struct Transfer {
+  size_t bucket = 0;
+  std::vector<std::vector<RowRange>> parts;  // by rank
+  int64_t part_elements = 0;                 // of the largest part
 };
 
 // `parameters` in any order; within a place they keep it. A bucket holds at least one parameter, and no second one that
 // would make it larger than `cap_bytes`.
 std::vector<Bucket> make_buckets(const std::vector<BucketParameter>& parameters, int64_t cap_bytes, int ranks);
+
+// The buckets, those of large parameters cut further between rows: so that no transfer is larger than `cap_bytes`, if a
+// row a rank isn't. In the order of the buckets.
+std::vector<Transfer> make_transfers(const std::vector<Bucket>& buckets, const std::vector<BucketParameter>& parameters,
+                                     int64_t cap_bytes);
 
 }  // namespace shardsmith

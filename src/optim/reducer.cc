@@ -7,8 +7,25 @@
 namespace shardsmith {
 namespace {
 
-// Buckets that may be under way: each is a copy of its gradients.
+// Transfers that may be under way: each is a copy of its gradients.
 constexpr size_t kUnderWay = 3;
+
+at::Tensor rows_of(const at::Tensor& tensor, const RowRange& range) {
+  return tensor.dim() == 0 ? tensor : tensor.slice(0, range.begin, range.end);
+}
+
+// The ranges one after the other in `flat`, which may be longer. `work` gets each one and its place, shaped alike.
+template <typename Parameters, typename Work>
+int64_t walk(const std::vector<RowRange>& ranges, const Parameters& parameters, const at::Tensor& flat,
+             const Work& work) {
+  int64_t at = 0;
+  for (const RowRange& range : ranges) {
+    const at::Tensor rows = rows_of(parameters[range.parameter].tensor, range);
+    work(range, flat.slice(0, at, at + rows.numel()).view(rows.sizes()));
+    at += rows.numel();
+  }
+  return at;
+}
 
 }  // namespace
 
@@ -23,14 +40,11 @@ GradientReducer::GradientReducer(std::vector<Parameter> parameters, double bucke
                      p.place, static_cast<int>(p.tensor.scalar_type()), p.alone});
   }
   buckets_ = make_buckets(sizes, static_cast<int64_t>(bucket_cap_mb * (1 << 20)), sharded_ ? ranks : 1);
+  transfers_ = make_transfers(buckets_, sizes, static_cast<int64_t>(bucket_cap_mb * (1 << 20)));
   if (!sharded_) return;
   for (size_t b = 0; b < buckets_.size(); ++b)
     for (const RowRange& range : buckets_[b].shares[static_cast<size_t>(rank_)])
       shards_.push_back({parameters_[range.parameter].name, range.begin, range.end, b});
-}
-
-at::Tensor GradientReducer::rows(const at::Tensor& tensor, const RowRange& range) const {
-  return tensor.dim() == 0 ? tensor : tensor.slice(0, range.begin, range.end);
 }
 
 void GradientReducer::begin_step() {
@@ -39,39 +53,32 @@ void GradientReducer::begin_step() {
 }
 
 void GradientReducer::ready(int place, Group& group) {
-  while (next_ < buckets_.size() && buckets_[next_].place >= place) start(next_++, group);
+  while (next_ < transfers_.size() && buckets_[transfers_[next_].bucket].place >= place) start(next_++, group);
 }
 
 void GradientReducer::finish(Group& group) {
-  while (next_ < buckets_.size()) start(next_++, group);
+  while (next_ < transfers_.size()) start(next_++, group);
   while (!reductions_.empty()) land_reduction();
 }
 
-// [ranks, share]: each rank's share of the bucket, one after the other; not sharded, there is one share for all.
-void GradientReducer::start(size_t b, Group& group) {
+// [ranks, part]: each rank's part, one after the other; not sharded, there is one part for all.
+void GradientReducer::start(size_t t, Group& group) {
   at::NoGradGuard no_grad;
-  const Bucket& bucket = buckets_[b];
-  const at::Tensor& like = parameters_[bucket.parameters.front()].tensor;
-  const auto shares = static_cast<int64_t>(bucket.shares.size());
-  at::Tensor packed = at::empty({shares, bucket.share_elements}, like.options().requires_grad(false));
-  for (int64_t r = 0; r < shares; ++r) {
-    const at::Tensor share = packed.select(0, r);
-    int64_t at = 0;
-    for (const RowRange& range : bucket.shares[static_cast<size_t>(r)]) {
-      const at::Tensor& gradient = parameters_[range.parameter].tensor.grad();
-      const at::Tensor& parameter = parameters_[range.parameter].tensor;
-      const int64_t count = rows(parameter, range).numel();
-      const at::Tensor place = share.slice(0, at, at + count);
-      if (gradient.defined())
-        place.view(rows(parameter, range).sizes()).copy_(rows(gradient, range));
-      else
-        place.zero_();
-      at += count;
-    }
-    if (at < bucket.share_elements) share.slice(0, at).zero_();
+  const Transfer& transfer = transfers_[t];
+  const at::Tensor& like = parameters_[buckets_[transfer.bucket].parameters.front()].tensor;
+  const auto parts = static_cast<int64_t>(transfer.parts.size());
+  const at::Tensor packed = at::empty({parts, transfer.part_elements}, like.options().requires_grad(false));
+  for (int64_t r = 0; r < parts; ++r) {
+    const at::Tensor part = packed.select(0, r);
+    const int64_t used = walk(transfer.parts[static_cast<size_t>(r)], parameters_, part,
+                              [&](const RowRange& range, const at::Tensor& place) {
+                                const at::Tensor& gradient = parameters_[range.parameter].tensor.grad();
+                                gradient.defined() ? place.copy_(rows_of(gradient, range)) : place.zero_();
+                              });
+    if (used < transfer.part_elements) part.slice(0, used).zero_();
   }
   if (reductions_.size() >= kUnderWay) land_reduction();
-  reductions_.push_back({b, sharded_ ? group.reduce_scatter_sum(packed) : group.all_reduce_sum(packed)});
+  reductions_.push_back({t, sharded_ ? group.reduce_scatter_sum(packed) : group.all_reduce_sum(packed)});
 }
 
 void GradientReducer::land_reduction() {
@@ -79,15 +86,12 @@ void GradientReducer::land_reduction() {
   Flight flight = std::move(reductions_.front());
   reductions_.pop_front();
   const at::Tensor sum = flight.pending.wait().view(-1).mul_(1.0 / ranks_);
-  const Bucket& bucket = buckets_[flight.bucket];
-  int64_t at = 0;
-  for (const RowRange& range : bucket.shares[sharded_ ? static_cast<size_t>(rank_) : 0]) {
-    at::Tensor& parameter = parameters_[range.parameter].tensor;
-    if (!parameter.grad().defined()) parameter.mutable_grad() = at::zeros_like(parameter);
-    const at::Tensor own = rows(parameter.grad(), range);
-    own.copy_(sum.slice(0, at, at + own.numel()).view(own.sizes()));
-    at += own.numel();
-  }
+  walk(transfers_[flight.transfer].parts[sharded_ ? static_cast<size_t>(rank_) : 0], parameters_, sum,
+       [&](const RowRange& range, const at::Tensor& mean) {
+         at::Tensor& parameter = parameters_[range.parameter].tensor;
+         if (!parameter.grad().defined()) parameter.mutable_grad() = at::zeros_like(parameter);
+         rows_of(parameter.grad(), range).copy_(mean);
+       });
 }
 
 std::vector<GradientReducer::Part> GradientReducer::gradients() const {
@@ -96,24 +100,25 @@ std::vector<GradientReducer::Part> GradientReducer::gradients() const {
     for (const RowRange& range : bucket.shares[sharded_ ? static_cast<size_t>(rank_) : 0])
       if (const at::Tensor& gradient = parameters_[range.parameter].tensor.grad(); gradient.defined())
         found.push_back(
-            {parameters_[range.parameter].name, parameters_[range.parameter].tensor, rows(gradient, range)});
+            {parameters_[range.parameter].name, parameters_[range.parameter].tensor, rows_of(gradient, range)});
   return found;
 }
 
-void GradientReducer::start_gather(size_t b, Group& group) {
+void GradientReducer::start_gather(size_t bucket, Group& group) {
   at::NoGradGuard no_grad;
-  const Bucket& bucket = buckets_.at(b);
-  const at::Tensor& like = parameters_[bucket.parameters.front()].tensor;
-  const at::Tensor share = at::empty({bucket.share_elements}, like.options().requires_grad(false));
-  int64_t at = 0;
-  for (const RowRange& range : bucket.shares[static_cast<size_t>(rank_)]) {
-    const at::Tensor own = rows(parameters_[range.parameter].tensor.detach(), range);
-    share.slice(0, at, at + own.numel()).view(own.sizes()).copy_(own);
-    at += own.numel();
+  for (size_t t = 0; t < transfers_.size(); ++t) {
+    const Transfer& transfer = transfers_[t];
+    if (transfer.bucket != bucket) continue;
+    const at::Tensor& like = parameters_[buckets_[bucket].parameters.front()].tensor;
+    const at::Tensor part = at::empty({transfer.part_elements}, like.options().requires_grad(false));
+    const int64_t used = walk(transfer.parts[static_cast<size_t>(rank_)], parameters_, part,
+                              [&](const RowRange& range, const at::Tensor& place) {
+                                place.copy_(rows_of(parameters_[range.parameter].tensor.detach(), range));
+                              });
+    if (used < transfer.part_elements) part.slice(0, used).zero_();
+    if (gathers_.size() >= kUnderWay) land_gather();
+    gathers_.push_back({t, group.all_gather(part)});
   }
-  if (at < bucket.share_elements) share.slice(0, at).zero_();
-  if (gathers_.size() >= kUnderWay) land_gather();
-  gathers_.push_back({b, group.all_gather(share)});
 }
 
 void GradientReducer::land_gather() {
@@ -121,16 +126,13 @@ void GradientReducer::land_gather() {
   Flight flight = std::move(gathers_.front());
   gathers_.pop_front();
   const at::Tensor all = flight.pending.wait();
-  const Bucket& bucket = buckets_[flight.bucket];
-  for (size_t r = 0; r < bucket.shares.size(); ++r) {
-    if (static_cast<int>(r) == rank_) continue;
-    int64_t at = 0;
-    for (const RowRange& range : bucket.shares[r]) {
-      const at::Tensor theirs = rows(parameters_[range.parameter].tensor.detach(), range);
-      theirs.copy_(all[static_cast<int64_t>(r)].slice(0, at, at + theirs.numel()).view(theirs.sizes()));
-      at += theirs.numel();
-    }
-  }
+  const Transfer& transfer = transfers_[flight.transfer];
+  for (size_t r = 0; r < transfer.parts.size(); ++r)
+    if (static_cast<int>(r) != rank_)
+      walk(transfer.parts[r], parameters_, all[static_cast<int64_t>(r)],
+           [&](const RowRange& range, const at::Tensor& theirs) {
+             rows_of(parameters_[range.parameter].tensor.detach(), range).copy_(theirs);
+           });
 }
 
 void GradientReducer::finish_gather() {

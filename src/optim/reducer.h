@@ -58,20 +58,20 @@ class GradientReducer {
 
  private:
   struct Flight {
-    size_t bucket = 0;
+    size_t transfer = 0;
     Pending pending;
   };
-  at::Tensor rows(const at::Tensor& tensor, const RowRange& range) const;
-  void start(size_t bucket, Group& group);
+  void start(size_t transfer, Group& group);
   void land_reduction();
   void land_gather();
 
   std::vector<Parameter> parameters_;
   std::vector<Bucket> buckets_;
+  std::vector<Transfer> transfers_;
   std::vector<Shard> shards_;
   int rank_ = 0, ranks_ = 1;
   bool sharded_ = false;
-  size_t next_ = 0;  // bucket to be reduced
+  size_t next_ = 0;  // transfer to be reduced
   std::deque<Flight> reductions_, gathers_;
 };
 

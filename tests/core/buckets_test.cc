@@ -54,7 +54,6 @@ TEST(Buckets, SharesCoverEveryRowOnceAndAreBalanced) {
       ASSERT_EQ(bucket.shares.size(), static_cast<size_t>(ranks));
       int64_t total = 0;
       for (const size_t i : bucket.parameters) total += parameters[i].rows * parameters[i].row_elements;
-      int64_t most = 0;
       for (const auto& share : bucket.shares) {
         int64_t elements = 0;
         for (const RowRange& range : share) {
@@ -67,11 +66,44 @@ TEST(Buckets, SharesCoverEveryRowOnceAndAreBalanced) {
           elements += (range.end - range.begin) * p.row_elements;
         }
         EXPECT_LE(std::abs(elements - total / ranks), largest_unit + 1);
-        most = std::max(most, elements);
       }
-      EXPECT_EQ(bucket.share_elements, most);
     }
     for (size_t i = 0; i < parameters.size(); ++i) EXPECT_EQ(next[i], parameters[i].rows);
+  }
+}
+
+// What is sent together is small, and all that is sent is each share, in its order.
+TEST(Transfers, CutLargeBucketsBetweenRows) {
+  std::mt19937 random(11);
+  for (int round = 0; round < 200; ++round) {
+    std::vector<BucketParameter> parameters;
+    for (int i = 0; i < 5; ++i) parameters.push_back(matrix(random() % 200, 1 + random() % 30, i));
+    const int ranks = 1 + static_cast<int>(random() % 4);
+    const int64_t cap = 4 * (60 + static_cast<int64_t>(random() % 500));
+    const std::vector<Bucket> buckets = make_buckets(parameters, cap, ranks);
+    std::vector<std::vector<std::vector<RowRange>>> sent(buckets.size(), std::vector<std::vector<RowRange>>(ranks));
+    size_t last = 0;
+    for (const Transfer& transfer : make_transfers(buckets, parameters, cap)) {
+      EXPECT_GE(transfer.bucket, last);
+      last = transfer.bucket;
+      EXPECT_LE(transfer.part_elements, std::max<int64_t>(cap / 4 / ranks, 30));
+      ASSERT_EQ(transfer.parts.size(), static_cast<size_t>(ranks));
+      int64_t largest = 0;
+      for (int r = 0; r < ranks; ++r) {
+        int64_t elements = 0;
+        for (const RowRange& range : transfer.parts[r]) {
+          elements += (range.end - range.begin) * parameters[range.parameter].row_elements;
+          auto& before = sent[transfer.bucket][r];
+          if (!before.empty() && before.back().parameter == range.parameter && before.back().end == range.begin)
+            before.back().end = range.end;
+          else
+            before.push_back(range);
+        }
+        largest = std::max(largest, elements);
+      }
+      EXPECT_EQ(transfer.part_elements, largest);
+    }
+    for (size_t b = 0; b < buckets.size(); ++b) EXPECT_EQ(sent[b], buckets[b].shares);
   }
 }
 

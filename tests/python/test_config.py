@@ -38,8 +38,7 @@ class TestInit:
         error = refusal(smp_config.resolve, {"microbatch": 2})
         assert error.kind == "invalid_argument" and "did you mean 'microbatches'" in str(error)
 
-    @pytest.mark.parametrize("values", [{"sharded_data_parallel_degree": 2},
-                                        {"shard_optimizer_state": True}])
+    @pytest.mark.parametrize("values", [{"sharded_data_parallel_degree": 2}, {"offload_activations": True}])
     def test_what_is_not_there_says_so(self, values):
         error = refusal(smp_config.resolve, values)
         assert error.kind == "unsupported" and next(iter(values)) in str(error)

@@ -5,6 +5,7 @@ Imports no torch: parsing and --dry-run answer in well under a second.
 from __future__ import annotations
 
 import os
+import re
 from typing import Any, Literal
 
 import pydantic
@@ -30,6 +31,9 @@ class FinetuneConfig(pydantic.BaseModel):
         "interleaved", description="interleaved: a backward as soon as it can be; simple: all forwards first")
     active_microbatches: int | None = Field(
         None, ge=1, description="at most so many hold activations at once; default: stages + 2")
+    activation_checkpointing: str = Field(
+        "none", description="none, each (layer), contiguous or group_N: layers that are computed again for their backward")
+    shard_optimizer_state: bool = Field(False, description="each replica's AdamW keeps and updates its share of the state")
     threads: int | None = Field(None, ge=1, description="CPU threads of a process; default: cores / processes")
 
     per_device_train_batch_size: int = Field(8, ge=1, description="sequences of a replica in one forward and backward")
@@ -85,6 +89,13 @@ class FinetuneConfig(pydantic.BaseModel):
     @classmethod
     def _word(cls, value: Any) -> Any:
         return "false" if value is None else str(value).lower() if isinstance(value, bool) else value
+
+    @pydantic.field_validator("activation_checkpointing")
+    @classmethod
+    def _strategy(cls, value: str) -> str:
+        if not re.fullmatch(r"none|each|contiguous|group_[1-9]\d*", value):
+            raise ValueError("should be none, each, contiguous or group_N with a number N")
+        return value
 
     @pydantic.field_validator("max_steps", mode="after")
     @classmethod

@@ -53,7 +53,7 @@ class Run:
             "tensor_parallel_degree": config.tensor_parallel_degree, "ddp": self.plan.replicas * self.plan.slices > 1,
             "prescaled_batch": True,  # the tensor-parallel ranks of a replica work on its batch together
             "bf16": config.bf16, "fp16": config.fp16, "nan_loss": "skip" if config.nan_loss == "skip" else "ignore",
-            "peer_timeout": config.peer_timeout,
+            "shard_optimizer_state": config.shard_optimizer_state, "peer_timeout": config.peer_timeout,
         })
         self.step_number = 0
         self.consumed = 0
@@ -116,6 +116,8 @@ class Run:
         accumulation = self.plan.accumulation
         self.model = smp.DistributedModel(model, backward_passes_per_step=accumulation)
         self.model.train()
+        if config.activation_checkpointing != "none":
+            smp.set_activation_checkpointing(self._layers(), strategy=config.activation_checkpointing)
         decayed = [p for p in model.parameters() if p.dim() >= 2]
         others = [p for p in model.parameters() if p.dim() < 2]
         groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
@@ -136,6 +138,12 @@ class Run:
             return model(input_ids=input_ids, labels=labels).loss
 
         self.train_step, self.evaluation_step = train_step, evaluation_step
+
+    def _layers(self) -> Any:
+        """The list of the model's layers."""
+        count = self.model.get_module().config.num_hidden_layers
+        lists = [m for m in self.model.get_module().modules() if isinstance(m, self.torch.nn.ModuleList) and len(m) == count]
+        return lists[0]
 
     # Going on.
     def resume(self) -> list[str]:
