@@ -68,9 +68,12 @@ std::string where_old_lies(Storage& storage, const std::string& target) {
   const Stat there = storage.stat(old);
   if (!there.exists) return "";
   const bool full = there.is_directory && storage.stat(join(old, name)).exists;
+  const bool is_ours = full || !left_at(storage, target).outputs.empty();  // recover_output's condition
   return str("; a process died while it replaced this: the old content is in ", old, full ? ", file by file" : "",
-             ", and the next save or verb that writes to ", target, " gives it its name back (by hand: mv ", old,
-             full ? "/* " : " ", full ? folder : target, ")");
+             is_ours
+                 ? str(", and the next save or verb that writes to ", target, " gives it its name back (by hand: mv ")
+                 : " (back to its name: mv ",
+             old, full ? "/* " : " ", full ? folder : target, ")");
 }
 
 }  // namespace shardsmith::cli

@@ -288,13 +288,14 @@ Tree without_hidden(Tree tree) {
   return tree;
 }
 
-void kill_at(const Place& place, const Sources& sources, const Scenario& scenario, int64_t at, bool with_exchange) {
+// The exit code of a process that does `work` and is killed at storage call `at`: 137, or 0 if there is no such call.
+template <typename Work>
+int killed_at(int64_t at, const Work& work) {
   const pid_t child = ::fork();
   if (child == 0) {
     FaultyStorage faulty(local_storage(), {Fault::Kind::kKill, at});
-    FaultyStorage plain(faulty, {Fault::Kind::kNoExchange});
     try {
-      place.run(sources, scenario, with_exchange ? faulty : plain);
+      work(faulty);
     } catch (...) {
       ::_exit(1);
     }
@@ -302,7 +303,15 @@ void kill_at(const Place& place, const Sources& sources, const Scenario& scenari
   }
   int status = 0;
   ::waitpid(child, &status, 0);
-  ASSERT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 137) << status;
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+void kill_at(const Place& place, const Sources& sources, const Scenario& scenario, int64_t at, bool with_exchange) {
+  const int code = killed_at(at, [&](Storage& storage) {
+    FaultyStorage plain(storage, {Fault::Kind::kNoExchange});
+    place.run(sources, scenario, with_exchange ? storage : plain);
+  });
+  ASSERT_EQ(code, 137);
 }
 
 // What a missing output's error says, of which the old content lies hidden.
@@ -365,6 +374,57 @@ TEST(VerbFault, KilledAtEveryCallOfAConversion) {
   EXPECT_GT(points, 200);
   EXPECT_GE(missing, 6);
   std::cout << "kill points of conversions: " << points << ", " << missing << " with the old content hidden\n";
+}
+
+// Whoever puts the old content back may die as well: the next one goes on from there.
+TEST(VerbFault, KilledWhileAnEarlierDeathIsMended) {
+  const Sources sources;
+  int points = 0;
+  for (const Scenario& scenario : scenarios()) {
+    if (!scenario.overwrite) continue;
+    FaultyStorage counting(local_storage());
+    const Tree complete = after(sources, scenario, counting, false);
+    const auto calls = static_cast<int64_t>(counting.log().size());
+    for (int64_t at = 0; at < calls; ++at) {
+      for (int64_t second = 0;; ++second) {
+        SCOPED_TRACE(str(scenario.name, ", killed at ", at, ", its recovery at ", second));
+        const Place place(scenario);
+        const Tree before = place.tree();
+        ASSERT_NO_FATAL_FAILURE(kill_at(place, sources, scenario, at, false));
+        if (without_hidden(place.tree()).contains(base_name(place.to))) break;  // nothing is mended
+        const int code = killed_at(second, [&](Storage& storage) { cli::recover_output(storage, place.to); });
+        ASSERT_TRUE(code == 137 || code == 0) << code;
+        if (!without_hidden(place.tree()).contains(base_name(place.to))) expect_told(place);
+        cli::recover_output(local_storage(), place.to);
+        const Tree now = without_hidden(place.tree());
+        Tree undone = now;
+        if (scenario.request.format == "partial") drop_companions(undone, complete);
+        EXPECT_TRUE(same(scenario, now, complete) || undone == before) << "after the second recovery";
+        if (HasFailure()) return;
+        if (code == 0) break;
+        ++points;
+      }
+    }
+  }
+  EXPECT_GT(points, 20);
+  std::cout << "kill points of recoveries: " << points << "\n";
+}
+
+// An `.old` without the temporary that tells whose it is: nothing is promised that only a person can do.
+TEST(VerbFault, AnOldContentThatNobodyPutsBackIsNamedWithTheWayBack) {
+  const Scenario scenario = scenarios()[10];
+  const Place place(scenario);
+  const std::string old = parent(place.to) + "/." + base_name(place.to) + ".old";
+  fs::rename(place.to, old);
+  try {
+    cli::existing_path(local_storage(), place.to);
+    FAIL() << "it is missing";
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find(old + " (back to its name: mv " + old + " " + place.to + ")"),
+              std::string::npos)
+        << e.what();
+    EXPECT_EQ(std::string(e.what()).find("gives it its name back"), std::string::npos) << e.what();
+  }
 }
 
 // What no verb left there is nobody's to remove or to rename.
