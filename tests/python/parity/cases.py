@@ -10,8 +10,6 @@ import torch
 
 from parity import models
 
-ROWS = 8  # of the global batch
-MICROBATCHES = 2  # per replica
 IGNORED = -100
 
 
@@ -19,16 +17,22 @@ IGNORED = -100
 class Case:
     name: str
     folder: str
-    overrides: dict[str, Any]  # of the configuration: no dropout
+    overrides: dict[str, Any]  # of the configuration
     text: bool  # real text, or random tokens
+    rows: int  # of the global batch
     length: int
     steps: int
     sgd_rate: float
-    adamw_rate: float
+    adamw_rate: float  # 0: SGD only
+    bare: bool = False  # a model without a head, whose outputs are judged, and their projection trained
 
     def write(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        torch.save({"batches": batches(self), "padded": padded(self)}, folder / "data.pt")
+        data = {"batches": batches(self), "padded": padded(self)}
+        if self.bare:
+            width = json.loads(Path(self.folder, "config.json").read_text())["hidden_size"]
+            data["projection"] = torch.randn(self.length + 1, width, generator=torch.Generator().manual_seed(21))
+        torch.save(data, folder / "data.pt")
         (folder / "case.json").write_text(json.dumps(asdict(self)))
 
 
@@ -37,25 +41,41 @@ def read(folder: Path) -> tuple[Case, dict[str, Any]]:
     return case, torch.load(folder / "data.pt")
 
 
-def smollm2(steps: int, length: int = 64) -> Case:
-    return Case("smollm2", str(models.smollm2()), {}, True, length, steps, sgd_rate=5e-3, adamw_rate=1e-4)
+def smollm2(steps: int, rows: int = 8, length: int = 16) -> Case:
+    return Case("smollm2", str(models.smollm2()), {}, True, rows, length, steps, sgd_rate=5e-3, adamw_rate=1e-4)
 
 
-def microformer(steps: int, length: int = 64) -> Case:
-    overrides = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
-    return Case("microformer", str(models.microformer()), overrides, False, length, steps, sgd_rate=1e-3,
+def microformer(steps: int, length: int = 32, dropout: bool = False) -> Case:
+    overrides = {} if dropout else {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
+    return Case("microformer", str(models.microformer()), overrides, False, 8, length, steps, sgd_rate=1e-3,
                 adamw_rate=1e-4)
 
 
+def minilm(steps: int, length: int = 24) -> Case:
+    overrides = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    return Case("minilm", str(models.minilm()), overrides, True, 8, length, steps, sgd_rate=1e-2, adamw_rate=0.0,
+                bare=True)
+
+
+def projected(case: Case, output: Any, mask: torch.Tensor,
+              projection: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of a bare model: a number that depends on everything it computes, and what it computes (at padding: zeros)."""
+    mask = mask.unsqueeze(-1)
+    hidden, pooled = output["last_hidden_state"] * mask, output["pooler_output"]
+    projection = projection.to(hidden.dtype)
+    loss = (hidden * projection[:-1]).sum() / mask.numel() + (pooled * projection[-1]).sum() / len(pooled)
+    return loss, hidden.detach(), pooled.detach()
+
+
 def batches(case: Case) -> torch.Tensor:
-    """[steps, ROWS, length]"""
-    count = case.steps * ROWS * case.length
+    """[steps, rows, length]"""
+    count = case.steps * case.rows * case.length
     if case.text:
         tokens = torch.tensor(_text_tokens(case.folder, count))
     else:
         vocabulary = json.loads(Path(case.folder, "config.json").read_text())["vocab_size"]
         tokens = torch.randint(vocabulary, (count,), generator=torch.Generator().manual_seed(20))
-    return tokens.view(case.steps, ROWS, case.length)
+    return tokens.view(case.steps, case.rows, case.length)
 
 
 def _text_tokens(folder: str, count: int) -> list[int]:
@@ -63,7 +83,10 @@ def _text_tokens(folder: str, count: int) -> list[int]:
     from tokenizers import Tokenizer
 
     text = "\n\n".join(topics[name] for name in sorted(topics))
-    tokens = Tokenizer.from_file(str(Path(folder, "tokenizer.json"))).encode(text[:count * 8]).ids
+    tokenizer = Tokenizer.from_file(str(Path(folder, "tokenizer.json")))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokens = tokenizer.encode(text[:count * 8]).ids
     assert len(tokens) >= count
     return tokens[:count]
 
@@ -74,9 +97,9 @@ def padded(case: Case) -> dict[str, torch.Tensor]:
     ids = batches(case)[0].clone()
     mask = torch.ones_like(ids)
     labels = ids.clone()
-    for row in range(ROWS):
-        mask[row, case.length - row * case.length // 10:] = 0
-        labels[row, :3 * (row % 3)] = IGNORED
+    for row in range(case.rows):
+        mask[row, case.length - row % 8 * case.length // 10:] = 0
+        labels[row, :row % 3 * case.length // 10] = IGNORED
     mask[1, :4] = 0
     ids[mask == 0] = 0
     labels[mask == 0] = IGNORED

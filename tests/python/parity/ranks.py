@@ -1,6 +1,7 @@
 """Starts ranks as processes over torch.distributed, with a deadline, and says what the failing ones said."""
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
@@ -8,6 +9,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+
+import preloaded
 
 ROOT = Path(__file__).resolve().parents[3]
 AFTER_A_FAILURE = 20.0  # seconds for the other ranks to end by themselves
@@ -36,12 +39,13 @@ class Ranks:
         folder.mkdir(parents=True, exist_ok=True)
         common = {**environment(threads), "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count),
                   "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-        self.children = []
-        for rank in range(count):
-            with open(self.log(rank), "wb") as log:
-                self.children.append(subprocess.Popen(command, env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                                                      stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                                      start_new_session=True))
+        self.children = [self.start(command, {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}, self.log(rank))
+                         for rank in range(count)]
+
+    def start(self, command: list[str], env: dict[str, str], log: Path) -> subprocess.Popen | preloaded.Process:
+        with open(log, "wb") as file:
+            return subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=file, stderr=file,
+                                    start_new_session=True)
 
     def log(self, rank: int) -> Path:
         return self.folder / f"rank{rank}.log"
@@ -72,8 +76,11 @@ class Ranks:
     def kill(self) -> None:
         for child in self.children:
             if child.poll() is None:
-                os.killpg(child.pid, signal.SIGKILL)  # works on a stopped process too
+                self.kill_one(child)
             child.wait()
+
+    def kill_one(self, child: subprocess.Popen | preloaded.Process) -> None:
+        os.killpg(child.pid, signal.SIGKILL)  # works on a stopped process too
 
     def __enter__(self) -> Ranks:
         return self
@@ -82,5 +89,39 @@ class Ranks:
         self.kill()
 
 
-def python(module: str, *arguments: object) -> list[str]:
-    return [sys.executable, "-m", module, *map(str, arguments)]
+class Preloaded(Ranks):
+    """The function `main` of a module of the tests, in processes that have imported torch and transformers already."""
+
+    def __init__(self, module: str, arguments: list[object], count: int, folder: Path, threads: int = 1):
+        super().__init__([module, *map(str, arguments)], count, folder, threads)
+
+    def start(self, command: list[str], env: dict[str, str], log: Path) -> preloaded.Process:
+        module, *arguments = command
+        return preloaded.Process(_PROGRAM.format(log=str(log), paths=env["PYTHONPATH"].split(os.pathsep), module=module,
+                                                 threads=env["OMP_NUM_THREADS"]), arguments, env | {"OMP_NUM_THREADS": "1"})
+
+    def kill_one(self, child: preloaded.Process) -> None:
+        child.kill()
+
+
+# What environment() says to libraries when they are loaded has to be said to those that are.
+_PROGRAM = """
+import os, sys
+_log = os.open({log!r}, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+os.dup2(_log, 1)
+os.dup2(_log, 2)
+sys.path[:0] = {paths!r}
+from parity import ranks
+ranks.keep_freed_memory()
+import torch
+torch.set_num_threads({threads})
+from {module} import main
+main()
+"""
+
+
+def keep_freed_memory() -> None:
+    """As environment() does for a program that is started."""
+    libc = ctypes.CDLL(None)
+    for option, value in ((-4, 0), (-1, 2**31 - 1), (-2, 64 << 20)):  # M_MMAP_MAX, M_TRIM_THRESHOLD, M_TOP_PAD
+        libc.mallopt(option, value)

@@ -1,6 +1,7 @@
 """transformers' own numbers for a case: the exact ones in float64, and how far its float32 runs are from them.
 
     python -m parity.reference CASE_FOLDER OUTPUT_FOLDER SLICES...
+    python -m parity.reference CASE_FOLDER OUTPUT_FOLDER narrow DTYPES...
 
 float64 takes more than `.double()`: transformers narrows to float32 inside of norms, softmax, rotary angles and the loss.
 """
@@ -14,12 +15,15 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from transformers import AutoModelForCausalLM
+from transformers import AutoModel, AutoModelForCausalLM
 
 from parity import cases
-from parity.compare import digests, parts, squares
+from parity.compare import parts, square_distance
 
 VARIANTS = (("eager", torch.float64), ("eager", torch.float32), ("sdpa", torch.float32))
+NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16}
+NARROW_SLICES = 2
+SCALE = 1024.0  # of the loss in float16
 
 
 class NoFloat32(TorchFunctionMode):
@@ -35,25 +39,27 @@ class NoFloat32(TorchFunctionMode):
 
 
 class Run:
-    def __init__(self, case: cases.Case, attention: str, dtype: torch.dtype):
-        self.dtype = dtype
-        self.model = AutoModelForCausalLM.from_pretrained(case.folder, dtype=torch.float32,
-                                                          attn_implementation=attention, **case.overrides)
+    def __init__(self, case: cases.Case, data: dict[str, Any], attention: str, dtype: torch.dtype):
+        self.case, self.data, self.dtype = case, data, dtype
+        auto = AutoModel if case.bare else AutoModelForCausalLM
+        self.model = auto.from_pretrained(case.folder, dtype=torch.float32, attn_implementation=attention, **case.overrides)
         # Rotary frequencies keep the values that float32 gives them: they are the model's constants.
         self.model = self.model.to(dtype).train()
-        self.start = {name: p.detach().clone() for name, p in self.model.named_parameters()}
 
-    def reset(self) -> None:
-        with torch.no_grad():
-            for name, p in self.model.named_parameters():
-                p.copy_(self.start[name])
-        self.model.zero_grad()
-
-    def loss(self, **inputs: torch.Tensor) -> torch.Tensor:
+    def loss(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None,
+             labels: torch.Tensor | None = None) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Of a bare model its projection; with it what it computes."""
         with NoFloat32() if self.dtype == torch.float64 else nullcontext():
-            loss = self.model(**inputs, use_cache=False).loss
-        assert loss.dtype == self.dtype
-        return loss
+            if not self.case.bare:
+                labels = input_ids if labels is None else labels
+                loss = self.model(input_ids=input_ids, attention_mask=attention_mask, labels=labels, use_cache=False).loss
+                assert loss.dtype == self.dtype or self.dtype in NARROW.values()
+                return loss, {}
+            output = self.model(input_ids=input_ids, attention_mask=attention_mask)
+            mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+            loss, hidden, pooled = cases.projected(self.case, output, mask, self.data["projection"])
+        assert loss.dtype == hidden.dtype == self.dtype
+        return loss, {"last_hidden_state": hidden, "pooler_output": pooled}
 
     def gradients(self) -> dict[str, torch.Tensor]:
         return {name: p.grad.clone() for name, p in self.model.named_parameters()}
@@ -61,64 +67,66 @@ class Run:
     def weights(self) -> dict[str, torch.Tensor]:
         return {name: p.detach().clone() for name, p in self.model.named_parameters()}
 
-    def padded(self, inputs: dict[str, torch.Tensor], slices: int) -> dict[str, Any]:
+    def sliced(self, inputs: dict[str, torch.Tensor], slices: int, scale: float = 1.0) -> dict[str, Any]:
         """Every slice's loss is the mean over its own labels; the batch's is the mean of these."""
         self.model.zero_grad()
-        losses = []
+        losses, outputs = [], []
         for number in range(slices):
-            loss = self.loss(**{name: value.chunk(slices)[number] for name, value in inputs.items()})
-            (loss / slices).backward()
+            loss, output = self.loss(**{name: value.chunk(slices)[number] for name, value in inputs.items()})
+            (loss * (scale / slices)).backward()
             losses.append(loss.item())
-        return {"losses": losses, "tensors": self.gradients()}
+            outputs.append(output)
+        return {"losses": losses, "tensors": self.gradients(),
+                "outputs": {name: torch.cat([output[name] for output in outputs]) for name in outputs[0]}}
 
-    def train(self, optimizer: torch.optim.Optimizer, batches: torch.Tensor) -> tuple[list[float], dict]:
+    def train(self, optimizer: torch.optim.Optimizer) -> tuple[list[float], dict[str, Any]]:
         losses, first = [], {}
-        for number, batch in enumerate(batches):
+        for number, batch in enumerate(self.data["batches"]):
             optimizer.zero_grad()
-            loss = self.loss(input_ids=batch, labels=batch)
+            loss, outputs = self.loss(batch)
             loss.backward()
             losses.append(loss.item())
             if number == 0:
-                first = self.gradients()
+                first = {"losses": losses[:1], "tensors": self.gradients(), "outputs": outputs}
             optimizer.step()
         return losses, first
 
-    def all(self, case: cases.Case, data: dict[str, Any], slices: list[int], done: Callable[[str, dict], None]) -> None:
+    def all(self, slices: list[int], done: Callable[[str, dict], None]) -> None:
+        case = self.case
+        start = self.weights() if self.dtype == torch.float64 else None
         for number in slices:
-            done(f"padded{number}", self.padded(data["padded"], number))
-        losses, first = self.train(torch.optim.SGD(self.model.parameters(), lr=case.sgd_rate), data["batches"])
-        done("first", {"losses": losses[:1], "tensors": first})
+            done(f"padded{number}", self.sliced(self.data["padded"], number))
+        losses, first = self.train(torch.optim.SGD(self.model.parameters(), lr=case.sgd_rate))
+        done("first", first)
         del first
-        done("sgd", {"losses": losses, "tensors": self.weights(), "moved": self.moved()})
-        self.reset()
-        losses, _ = self.train(torch.optim.AdamW(self.model.parameters(), lr=case.adamw_rate, fused=True), data["batches"])
-        norm = sum(squares(dict(self.model.named_parameters())).values()) ** 0.5
-        done("adamw", {"losses": losses, "tensors": {}, "norm": norm})
+        result = {"losses": losses, "tensors": self.weights()}
+        done("sgd", result | ({"moved": moved(start, result["tensors"])} if start else {}))
+        del result, start
+        if case.adamw_rate:
+            losses, _ = self.train(torch.optim.AdamW(self.model.parameters(), lr=case.adamw_rate, fused=True))
+            norm = sum(p.detach().double().square().sum().item() for p in self.model.parameters()) ** 0.5
+            done("adamw", {"losses": losses, "tensors": {}, "norm": norm})
 
-    def moved(self) -> dict[str, float]:
-        """How far training has brought each part."""
-        result = {}
-        with torch.no_grad():
-            for name, p in self.model.named_parameters():
-                for (part, after), (_, before) in zip(parts(name, p), parts(name, self.start[name])):
-                    result[part] = (after - before).norm().item()
-        return result
+
+def moved(start: dict[str, torch.Tensor], tensors: dict[str, torch.Tensor]) -> dict[str, float]:
+    """How far training has brought each part."""
+    return {part: (after - before).norm().item() for name, tensor in tensors.items()
+            for (part, after), (_, before) in zip(parts(name, tensor), parts(name, start[name]))}
 
 
 def distances(exact: dict[str, Any], run: dict[str, Any]) -> dict[str, Any]:
-    result = {"losses": [abs(a - b) for a, b in zip(exact["losses"], run["losses"])], "tensors": {}}
-    for name, tensor in exact["tensors"].items():
-        for part, wide in parts(name, tensor):
-            result["tensors"][part] = (dict(parts(name, run["tensors"][name]))[part].double() - wide).norm().item()
+    def of(exact: dict[str, torch.Tensor], run: dict[str, torch.Tensor]) -> dict[str, float]:
+        return {part: (dict(parts(name, run[name]))[part].double() - wide).norm().item()
+                for name, tensor in exact.items() for part, wide in parts(name, tensor)}
+
+    result = {"losses": [abs(a - b) for a, b in zip(exact["losses"], run["losses"])],
+              "tensors": of(exact["tensors"], run["tensors"]), "outputs": of(exact.get("outputs", {}), run.get("outputs", {}))}
     if "norm" in exact:
         result["norm"] = abs(exact["norm"] - run["norm"])
     return result
 
 
-def main() -> None:
-    source, target = Path(sys.argv[1]), Path(sys.argv[2])
-    case, data = cases.read(source)
-    slices = [int(text) for text in sys.argv[3:]]
+def reference(case: cases.Case, data: dict[str, Any], target: Path, slices: list[int]) -> None:
     noise: dict[str, list[Any]] = {}
 
     def save(name: str, result: dict[str, Any]) -> None:
@@ -128,11 +136,60 @@ def main() -> None:
         noise.setdefault(name, []).append(distances(torch.load(target / f"{name}.pt", mmap=True), result))
 
     for attention, dtype in VARIANTS:
-        exact = dtype == torch.float64
-        run = Run(case, attention, dtype)
-        run.all(case, data, slices, save if exact else judge)
-        if not exact:
-            torch.save({"noise": noise, "start": digests(run.start)}, target / "noise.pt")
+        run = Run(case, data, attention, dtype)
+        if dtype == torch.float32 and not noise:
+            save("start", run.weights())
+        run.all(slices, save if dtype == torch.float64 else judge)
+    torch.save(noise, target / "noise.pt")
+
+
+# bf16 and fp16: a plain loop of PyTorch with float32 masters.
+def train_narrow(run: Run, rate: float, scale: float) -> dict[str, Any]:
+    """Losses and gradients of every batch at fixed weights; then the losses of training, and the masters."""
+    masters = [torch.nn.Parameter(p.detach().to(torch.float32 if p.dtype in NARROW.values() else p.dtype))
+               for p in run.masters]
+    fixed = [run.sliced({"input_ids": batch, "labels": batch}, NARROW_SLICES, scale) for batch in run.data["batches"]]
+    for result in fixed:
+        result["tensors"] = {name: gradient.to(masters[0].dtype) / scale for name, gradient in result["tensors"].items()}
+    optimizer, losses = torch.optim.SGD(masters, lr=rate), []
+    for batch in run.data["batches"]:
+        result = run.sliced({"input_ids": batch, "labels": batch}, NARROW_SLICES, scale)
+        losses += result["losses"]
+        for master, gradient in zip(masters, result["tensors"].values()):
+            master.grad = gradient.to(master.dtype) / scale
+        optimizer.step()
+        with torch.no_grad():
+            for p, master in zip(run.model.parameters(), masters):
+                p.copy_(master)
+    names = [name for name, _ in run.model.named_parameters()]
+    return {"fixed": fixed, "losses": losses, "tensors": dict(zip(names, (master.detach() for master in masters)))}
+
+
+def narrow(case: cases.Case, data: dict[str, Any], target: Path, words: list[str]) -> None:
+    exact = None
+    for word in ("", *words):
+        dtype = NARROW.get(word, torch.float64)
+        run = Run(case, data, "sdpa", torch.float64 if exact is None else torch.float32)
+        run.masters = [p.detach().clone() for p in run.model.parameters()]
+        run.model.to(dtype)
+        run.dtype = dtype
+        result = train_narrow(run, case.sgd_rate, SCALE if word == "fp16" else 1.0)
+        if exact is None:
+            exact = result
+            torch.save(exact, target / "narrow.pt")
+            continue
+        torch.save({"fixed losses": [loss for step in result["fixed"] for loss in step["losses"]], "losses": result["losses"],
+                    "fixed": [square_distance(a["tensors"], b["tensors"]) for a, b in zip(result["fixed"], exact["fixed"])],
+                    "weights": square_distance(result["tensors"], exact["tensors"])}, target / f"narrow_{word}.pt")
+
+
+def main() -> None:
+    source, target, *words = Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:]
+    case, data = cases.read(source)
+    if words[0] == "narrow":
+        narrow(case, data, target, words[1:])
+    else:
+        reference(case, data, target, [int(word) for word in words])
 
 
 if __name__ == "__main__":
