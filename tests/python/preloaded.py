@@ -79,8 +79,9 @@ def _server(env):
     threads = env.get("OMP_NUM_THREADS", "")
     if threads not in _servers:
         ours, theirs = socket.socketpair()
-        process = subprocess.Popen([sys.executable, __file__, str(theirs.fileno())], env=env, pass_fds=[theirs.fileno()],
-                                   stdin=subprocess.DEVNULL)
+        # Threads that wait busily starve the ranks beside them.
+        process = subprocess.Popen([sys.executable, __file__, str(theirs.fileno())], env=env | {"OMP_WAIT_POLICY": "PASSIVE"},
+                                   pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         theirs.close()
         _servers[threads] = ours, process
     return _servers[threads][0]

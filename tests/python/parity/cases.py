@@ -41,8 +41,10 @@ def read(folder: Path) -> tuple[Case, dict[str, Any]]:
     return case, torch.load(folder / "data.pt")
 
 
-def smollm2(steps: int, rows: int = 8, length: int = 16) -> Case:
-    return Case("smollm2", str(models.smollm2()), {}, True, rows, length, steps, sgd_rate=5e-3, adamw_rate=1e-4)
+def smollm2(steps: int, rows: int = 8, length: int = 16, layers: int = 30) -> Case:
+    """The first layers of it: 30 are all."""
+    overrides = {} if layers == 30 else {"num_hidden_layers": layers}
+    return Case("smollm2", str(models.smollm2()), overrides, True, rows, length, steps, sgd_rate=5e-3, adamw_rate=1e-4)
 
 
 def microformer(steps: int, length: int = 32, dropout: bool = False) -> Case:
