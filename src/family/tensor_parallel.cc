@@ -10,7 +10,7 @@ namespace {
 bool fits(const ModelDescription& model, int degree) {
   const int64_t kv = model.num_key_value_heads;
   return model.num_attention_heads % degree == 0 && (kv % degree == 0 || degree % kv == 0) &&
-         model.intermediate_size % degree == 0;
+         model.intermediate_size >= degree;
 }
 
 bool ends_with_any(const std::string& name, std::initializer_list<std::string_view> ends) {
@@ -23,6 +23,13 @@ Box part(const Shape& shape, size_t d, int64_t offset, int64_t count) {
   box.offset[d] = offset;
   box.extent[d] = count;
   return box;
+}
+
+// The rank's share of dimension `d`: equal ones where the degree divides it, otherwise they differ by one. Rank 0's is a
+// largest one.
+Box share(const Shape& shape, size_t d, int rank, int degree) {
+  const auto begin = [&](int r) { return (shape[d] * r + degree - 1) / degree; };
+  return part(shape, d, begin(rank), begin(rank + 1) - begin(rank));
 }
 
 }  // namespace
@@ -44,8 +51,8 @@ Box tensor_parallel_box(const ModelDescription& model, const std::string& name, 
   if (degree == 1 || shape.empty()) return whole(shape);
   const int64_t rows = shape[0];
   if (name == "word_embedding.weight" || name == "lm_head.weight" || name == "lm_head.bias") {
-    const int64_t share = (rows + degree - 1) / degree, begin = std::min(rows, share * rank);
-    return part(shape, 0, begin, std::min(share, rows - begin));
+    const int64_t each = (rows + degree - 1) / degree, begin = std::min(rows, each * rank);
+    return part(shape, 0, begin, std::min(each, rows - begin));
   }
   if (ends_with_any(name, {".key.weight", ".key.bias", ".value.weight", ".value.bias"}) &&
       model.num_key_value_heads < degree) {
@@ -54,10 +61,10 @@ Box tensor_parallel_box(const ModelDescription& model, const std::string& name, 
   }
   if (ends_with_any(name, {".query.weight", ".query.bias", ".key.weight", ".key.bias", ".value.weight", ".value.bias",
                            ".gate.weight", ".gate.bias", ".up.weight", ".up.bias", ".dense1.weight", ".dense1.bias"})) {
-    return part(shape, 0, rows / degree * rank, rows / degree);
+    return share(shape, 0, rank, degree);
   }
   if (shape.size() == 2 && ends_with_any(name, {".attention.dense.weight", ".down.weight", ".dense2.weight"})) {
-    return part(shape, 1, shape[1] / degree * rank, shape[1] / degree);
+    return share(shape, 1, rank, degree);
   }
   return whole(shape);
 }

@@ -7,8 +7,9 @@
 
 namespace shardsmith {
 
-// Throws kInvalidArgument that says why a degree can't work and lists those that do, unless heads, KV heads and the MLP
-// can be dealt out evenly. (A KV head may be held by several ranks, where there are more ranks than KV heads.)
+// Throws kInvalidArgument that says why a degree can't work and lists those that do, unless heads and KV heads can be
+// dealt out evenly and the MLP's columns suffice. (A KV head may be held by several ranks, where there are more ranks
+// than KV heads; the MLP's shares may differ by a column.)
 void check_tensor_parallel(const ModelDescription& model, int degree);
 
 // The box of logical tensor `name` of `shape` that rank `rank` of `degree` holds:

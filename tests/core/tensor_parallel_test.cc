@@ -16,7 +16,7 @@ FamilyModel llama(int heads, int kv, int vocab) {
   config.set("model_type", "llama");
   config.set("vocab_size", vocab);
   config.set("hidden_size", heads * 8);
-  config.set("intermediate_size", 96);
+  config.set("intermediate_size", 98);  // 4, 6 and 12 don't divide it
   config.set("num_hidden_layers", 2);
   config.set("num_attention_heads", heads);
   config.set("num_key_value_heads", kv);

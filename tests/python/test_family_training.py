@@ -10,16 +10,18 @@ import transformers as t
 SIZES = dict(vocab_size=67, hidden_size=32, num_hidden_layers=4, num_attention_heads=4, max_position_embeddings=32)
 LLAMA = dict(SIZES, intermediate_size=48, num_key_value_heads=2)
 BERT = dict(SIZES, intermediate_size=48, hidden_dropout_prob=0, attention_probs_dropout_prob=0, classifier_dropout=0)
+ODD = dict(intermediate_size=49)  # of which one rank has a column more
 NEOX = dict(SIZES, intermediate_size=48, hidden_dropout=0, attention_dropout=0)
 CASES = {
     "gpt2": (t.GPT2LMHeadModel, t.GPT2Config(vocab_size=67, n_embd=32, n_layer=4, n_head=4, n_positions=32, resid_pdrop=0,
              embd_pdrop=0, attn_pdrop=0, scale_attn_by_inverse_layer_idx=True)),
     "llama": (t.LlamaForCausalLM, t.LlamaConfig(**LLAMA)),
-    "llama biases": (t.LlamaForCausalLM, t.LlamaConfig(**LLAMA, attention_bias=True, mlp_bias=True, tie_word_embeddings=True)),
+    "llama biases": (t.LlamaForCausalLM, t.LlamaConfig(**LLAMA | ODD, attention_bias=True, mlp_bias=True,
+                     tie_word_embeddings=True)),
     "mistral": (t.MistralForCausalLM, t.MistralConfig(**LLAMA, head_dim=12, sliding_window=None)),
     "qwen2": (t.Qwen2ForCausalLM, t.Qwen2Config(**LLAMA, tie_word_embeddings=True)),
     "neox parallel": (t.GPTNeoXForCausalLM, t.GPTNeoXConfig(**NEOX, rotary_pct=0.25, use_parallel_residual=True)),
-    "neox serial": (t.GPTNeoXForCausalLM, t.GPTNeoXConfig(**NEOX, rotary_pct=1.0, use_parallel_residual=False)),
+    "neox serial": (t.GPTNeoXForCausalLM, t.GPTNeoXConfig(**NEOX | ODD, rotary_pct=1.0, use_parallel_residual=False)),
     "bert mlm": (t.BertForMaskedLM, t.BertConfig(**BERT)),
     "bert classes": (t.BertForSequenceClassification, t.BertConfig(**BERT, num_labels=3)),
     "bert multi": (t.BertForSequenceClassification, t.BertConfig(**BERT, num_labels=3,

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 FACTOR = 2.0
-FLOOR = 4 * 2.0**-24  # of the largest gradient's norm, of a weight's own norm, of the largest loss
+FLOOR = 4 * 2.0**-24  # of the largest gradient's norm, of a weight's own norm
+LOSS_FLOOR = 8 * 2.0**-24  # of a loss, one number of many sums
 ZERO = 1e-9  # of the largest gradient: what is below is zero in exact arithmetic
 ZERO_BOUND = 1e-6  # of the largest gradient: what a zero may come out as
 
@@ -28,7 +29,7 @@ def judge_losses(what: str, found: list[float], exact: list[float], noise: list[
     wrong, so_far = [], 0.0
     for step, (loss, right, *runs) in enumerate(zip(found, exact, *noise)):
         so_far = max(so_far, *runs)
-        allowed = FACTOR * so_far + FLOOR * abs(right)
+        allowed = FACTOR * so_far + LOSS_FLOOR * abs(right)
         if not abs(loss - right) <= allowed:
             wrong.append(f"{what}: loss {step} is {abs(loss - right):.2e} away, {allowed:.2e} is allowed")
     return wrong
