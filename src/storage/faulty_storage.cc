@@ -46,6 +46,7 @@ struct FaultyStorage::State {
         break;
       case Kind::kNone:
       case Kind::kShortRead:
+      case Kind::kReadError:
       case Kind::kNoExchange:
         break;
     }
@@ -77,6 +78,8 @@ class FaultyReadFile final : public ReadFile {
       fail(ErrorKind::kCorrupt, path(), ": truncated: ", out.size(), " bytes expected at ", offset, ", ",
            out.size() / 2, " found");
     }
+    if (state_->fault.kind == Kind::kReadError && number == state_->fault.at)
+      fail(ErrorKind::kIo, path(), ": reading failed at ", offset, ": Input/output error (EIO)");
     base_->read(offset, out);
   }
 

@@ -18,6 +18,7 @@ struct Fault {
     kNoSpace,     // ENOSPC from call `at` on (writes put half their bytes down first)
     kIoError,     // EIO at call `at`
     kShortRead,   // a read returns too little (reads are counted on their own)
+    kReadError,   // EIO at read number `at`
     kSyncFails,   // the first sync at or after call `at` fails with EIO
     kNoExchange,  // exchange() says that it can't, all else works
   };

@@ -261,24 +261,32 @@ TEST(VerbFault, EveryCallOfAConversionMayFail) {
   std::cout << "fault points of conversions: " << tally.points << ", of them " << tally.failed << " failed\n";
 }
 
-TEST(VerbFault, EveryReadOfAConversionMayBeShort) {
+// A probe for another format may pass a failing read over; many in a row mean that there are no more reads.
+Tally each_read_fails(Fault::Kind kind, const char* words) {
   const Sources sources;
   Tally tally;
   for (const Scenario& scenario : scenarios()) {
     if (scenario.overwrite) continue;
     FaultyStorage counting(local_storage());
     const Tree complete = after(sources, scenario, counting);
-    // A probe for another format may pass a short read over; many in a row mean that there are no more reads.
     for (int64_t at = 0, in_a_row = 0; in_a_row < 8; ++at) {
-      SCOPED_TRACE(str(scenario.name, ", short read ", at));
+      SCOPED_TRACE(str(scenario.name, ", ", words, " ", at));
       const int done = tally.done;
-      expect_sound(sources, scenario, complete, {Fault::Kind::kShortRead, at}, "read", true, tally);
-      if (HasFailure()) return;
+      expect_sound(sources, scenario, complete, {kind, at}, "read", true, tally);
+      if (testing::Test::HasFailure()) return tally;
       in_a_row = tally.done > done ? in_a_row + 1 : 0;
     }
   }
-  EXPECT_GT(tally.failed, 50);
-  std::cout << "short reads of conversions: " << tally.points << ", of them " << tally.failed << " failed\n";
+  std::cout << words << "s of conversions: " << tally.points << ", of them " << tally.failed << " failed\n";
+  return tally;
+}
+
+TEST(VerbFault, EveryReadOfAConversionMayBeShort) {
+  EXPECT_GT(each_read_fails(Fault::Kind::kShortRead, "short read").failed, 50);
+}
+
+TEST(VerbFault, EveryReadOfAConversionMayFail) {
+  EXPECT_GT(each_read_fails(Fault::Kind::kReadError, "failing read").failed, 50);
 }
 
 bool is_hidden(const std::string& path) { return path.starts_with('.'); }
