@@ -6,7 +6,8 @@ set(concurrency_sources
   ${CMAKE_CURRENT_SOURCE_DIR}/src/comm/rendezvous.cc ${CMAKE_CURRENT_SOURCE_DIR}/src/pipeline/schedule.cc)
 list(APPEND core_sources ${concurrency_sources})
 # Plain arithmetic that both halves use.
-set(arithmetic_sources ${CMAKE_CURRENT_SOURCE_DIR}/src/optim/buckets.cc ${CMAKE_CURRENT_SOURCE_DIR}/src/optim/loss_scale.cc ${CMAKE_CURRENT_SOURCE_DIR}/src/optim/schedule.cc)
+set(arithmetic_sources ${CMAKE_CURRENT_SOURCE_DIR}/src/optim/buckets.cc ${CMAKE_CURRENT_SOURCE_DIR}/src/optim/loss_scale.cc ${CMAKE_CURRENT_SOURCE_DIR}/src/optim/schedule.cc
+  ${CMAKE_CURRENT_SOURCE_DIR}/src/pipeline/activation_memory.cc ${CMAKE_CURRENT_SOURCE_DIR}/src/pipeline/training_memory.cc)
 list(APPEND core_sources ${arithmetic_sources})
 add_library(shardsmith_core STATIC ${core_sources})
 target_include_directories(shardsmith_core PUBLIC src include)

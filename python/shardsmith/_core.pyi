@@ -39,6 +39,17 @@ class Model:
     def balance(self, first: list[int], memory_weight: float = 0.8, sequence: int = 1024) -> float: ...
     def stage_tensors(self, first: list[int], stage: int) -> list[str]: ...  # hf names
 
+# Bytes of one microbatch on a rank: hidden states between layers, what embedding, one layer and the head keep until their
+# backward, and what the loss needs besides.
+def activation_memory(model: Model, *, rows: int, sequence: int, tp: int = 1, split_sequence: bool = False,
+                      precision: str = "fp32") -> dict[str, int]: ...
+# Bytes that a rank of this stage needs at the fullest moment of a training step: weights, gradients, masters, moments,
+# activations, working, and their total. rows: sequences of a microbatch; accumulates: several batches an update.
+def training_memory(model: Model, first: list[int], stage: int, *, rows: int, sequence: int, tp: int = 1, rdp: int = 1,
+                    microbatches: int = 1, pipeline: str = "interleaved", active_microbatches: int = 0,
+                    accumulates: bool = False, split_sequence: bool = False, precision: str = "fp32",
+                    shard_optimizer_state: bool = False, activation_checkpointing: str = "none") -> dict[str, int]: ...
+
 # The partition that is wished for. names: (parameter, place); wishes: (module path, stage), innermost counts.
 def manual_partition(names: list[tuple[str, int]], layers: int, stages: int, wishes: list[tuple[str, int]],
                      default_stage: int) -> list[int]: ...  # `first`

@@ -601,7 +601,8 @@ def test_plan_counts_what_transformers_counts(llama, gpt2):
         assert sum(s["parameters"] for s in two["stages"]) == model.num_parameters() + embedding  # tied: on both ends
         assert two["partition"][0] == 0 and two["partition"][-1] == model.config.num_hidden_layers
         assert [s["ranks"] for s in two["stages"]] == [[0], [1]]
-        assert two["stages"][0]["total_bytes"] == 16 * two["stages"][0]["parameters"]
+        first = two["stages"][0]
+        assert first["weights_bytes"] == 4 * first["parameters"] and first["moments_bytes"] == 8 * first["parameters"]
 
 
 def test_plan_deals_out_ranks(llama):
@@ -611,6 +612,32 @@ def test_plan_deals_out_ranks(llama):
     half = run_json("plan", "--config", llama, "--tensor-parallel-degree", 2)["stages"][0]["parameters"]
     whole = run_json("plan", "--config", llama)["stages"][0]["parameters"]
     assert whole / 2 < half < whole * 0.6
+
+
+_PARTS = ("weights", "gradients", "masters", "moments", "activations", "working")
+
+
+def test_plan_says_what_training_takes(gpt2):
+    def stage(*options):
+        (found,) = run_json("plan", "--config", gpt2, "--nproc", 2, "--max-seq-length", 16, *options)["stages"]
+        assert found["total_bytes"] == sum(found[f"{part}_bytes"] for part in _PARTS)
+        return found
+
+    wide = stage()
+    narrow = stage("--bf16")
+    assert narrow["weights_bytes"] * 2 == wide["weights_bytes"] == narrow["masters_bytes"] and wide["masters_bytes"] == 0
+    assert stage("--fp16")["moments_bytes"] == wide["moments_bytes"]
+    sharded = stage("--bf16", "--shard_optimizer_state")
+    assert sharded["masters_bytes"] < 0.6 * narrow["masters_bytes"] and sharded["moments_bytes"] < 0.6 * narrow["moments_bytes"]
+    long = ("--per-device-train-batch-size", 512)
+    large = stage(*long)
+    assert large["activations_bytes"] > 10 * wide["activations_bytes"]
+    assert stage(*long, "--activation-checkpointing", "each")["activations_bytes"] < 0.3 * large["activations_bytes"]
+    assert stage(*long, "--microbatches", 8)["activations_bytes"] < 0.3 * large["activations_bytes"]
+    assert "ACTIVATIONS" in run("plan", "--config", gpt2).stdout
+    for wrong in (("--bf16", "--fp16"), ("--microbatches", 3), ("--max-seq-length", 100000), ("--microbatches", -1),
+                  ("--activation-checkpointing", "some"), ("--per-device-train-batch-size", 0)):
+        fails(2, "plan", "--config", gpt2, *wrong)
 
 
 def test_plan_refuses(llama, tmp_path):

@@ -18,6 +18,7 @@ namespace shardsmith::python {
 
 void bind_layout(pybind11::module_& m);      // meshes, families, partitions
 void bind_partition(pybind11::module_& m);   // manual partitions, decisions in files
+void bind_memory(pybind11::module_& m);      // what training needs; after bind_layout
 void bind_optim(pybind11::module_& m);       // learning-rate schedules, the loss scale
 void bind_index(pybind11::module_& m);       // readers and Index
 void bind_checkpoint(pybind11::module_& m);  // save, scan, find, verify

@@ -8,6 +8,7 @@ PYBIND11_MODULE(_core, m) {
   shardsmith::python::register_errors();
   shardsmith::python::bind_layout(m);
   shardsmith::python::bind_partition(m);
+  shardsmith::python::bind_memory(m);
   shardsmith::python::bind_optim(m);
   shardsmith::python::bind_index(m);
   shardsmith::python::bind_checkpoint(m);

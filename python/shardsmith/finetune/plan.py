@@ -10,7 +10,8 @@ from shardsmith.errors import Error
 from shardsmith.finetune.config import FinetuneConfig
 from shardsmith.words import human_bytes
 
-_BYTES = 4  # of a parameter; AdamW holds two more of the same size, and a gradient
+_CHECKPOINT_BYTES = 12  # of a parameter: weight or master, and AdamW's two moments, in float32
+PARTS = ("weights", "gradients", "masters", "moments", "activations", "working")
 
 
 @dataclass
@@ -29,6 +30,7 @@ class RunPlan:
     config_json: str
     checkpoint_bytes: int
     balance: float
+    memory: list[dict[str, int]]  # of a rank of each stage, by kind, at the fullest moment
 
     @property
     def global_batch(self) -> int:
@@ -108,7 +110,7 @@ def make_plan(config: FinetuneConfig, world_size: int) -> RunPlan:
     layers = model.description["num_layers"]
     if stages > layers:
         raise Error("invalid_argument", f"pipeline_parallel_degree {stages} is above the model's {layers} layers")
-    first = model.partition(stages, sequence=sequence)
+    first = model.partition(stages)  # as the ranks do
     try:
         largest = _core.Model(text, 0, slices)
     except Error as error:
@@ -118,7 +120,16 @@ def make_plan(config: FinetuneConfig, world_size: int) -> RunPlan:
     total = sum(_product(shape) for _, shape, _, _ in model.tensors)
     return RunPlan(world_size, stages, slices, replicas, count, config.per_device_train_batch_size,
                    config.gradient_accumulation_steps, sequence, first, parameters, total, text,
-                   total * _BYTES * 3, model.balance(first, sequence=sequence))
+                   total * _CHECKPOINT_BYTES, model.balance(first),
+                   [_core.training_memory(
+                       model, first, stage, rows=config.per_device_train_batch_size // count, sequence=sequence, tp=slices,
+                       rdp=replicas, microbatches=count, pipeline=config.pipeline,
+                       active_microbatches=config.active_microbatches or 0,
+                       accumulates=config.gradient_accumulation_steps > 1, split_sequence=True,
+                       precision="bf16" if config.bf16 else "fp16" if config.fp16 else "fp32",
+                       shard_optimizer_state=getattr(config, "shard_optimizer_state", False),
+                       activation_checkpointing=getattr(config, "activation_checkpointing", "none"))
+                    for stage in range(stages)])
 
 
 def _product(shape: list[int]) -> int:
@@ -140,10 +151,9 @@ def describe(plan: RunPlan) -> dict[str, Any]:
         begin, end = plan.first[stage], plan.first[stage + 1]
         parts = (["embedding"] if stage == 0 else []) + [f"layers {begin}-{end - 1}" if end - begin > 1 else f"layer {begin}"]
         parts += ["head"] if stage == plan.stages - 1 else []
-        count = plan.parameters[stage]
-        # Weight, gradient and AdamW's two moments, in float32.
-        stages.append({"stage": stage, "holds": parts, "layers": [begin, end], "parameters": count,
-                       "bytes_weights": count * _BYTES, "bytes_training": count * _BYTES * 4})
+        memory = plan.memory[stage]
+        stages.append({"stage": stage, "holds": parts, "layers": [begin, end], "parameters": plan.parameters[stage],
+                       **{f"{part}_bytes": memory[part] for part in PARTS}, "total_bytes": memory["total"]})
     return {"world_size": plan.world_size, "stages": stages, "tensor_parallel_degree": plan.slices,
             "replicas": plan.replicas, "parameters": plan.total,
             "balance": round(plan.balance, 4), "checkpoint_bytes": plan.checkpoint_bytes,
@@ -159,8 +169,9 @@ def lines(plan: RunPlan) -> list[str]:
               f"replica{'s' * (plan.replicas > 1)} ({plan.world_size} process{'es' * (plan.world_size > 1)}); "
               f"balance {plan.balance:.2f}"]
     for stage in told["stages"]:
-        result.append(f"  stage {stage['stage']}: {', '.join(stage['holds'])}: {stage['parameters']:,} parameters a rank, "
-                      f"{human_bytes(stage['bytes_weights'])}, with gradients and AdamW {human_bytes(stage['bytes_training'])}")
+        result.append(f"  stage {stage['stage']}: {', '.join(stage['holds'])}: {stage['parameters']:,} parameters a rank; "
+                      f"about {human_bytes(stage['total_bytes'])}: "
+                      + ", ".join(f"{part} {human_bytes(size)}" for part in PARTS if (size := stage[f"{part}_bytes"])))
     result.append(f"a checkpoint: {human_bytes(plan.checkpoint_bytes)}")
     result.append(batch_sum(plan))
     return result
