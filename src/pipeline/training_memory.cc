@@ -14,8 +14,8 @@ namespace {
 // Measured (docs/verbs/plan.md): code of torch and of the matrix library that the first step brings into memory, and
 // that library's buffers.
 constexpr int64_t kRuntime = 50 << 20;
-constexpr int64_t kFloat = 4;           // bytes
-constexpr size_t kBucketsUnderWay = 3;  // as in optim/reducer.cc
+constexpr int64_t kFloat = 4;    // bytes
+constexpr size_t kUnderWay = 3;  // as in optim/reducer.cc
 constexpr const char* kWordEmbedding = "word_embedding.weight";
 
 // Parameters of a stage, in elements of one rank.
@@ -26,7 +26,7 @@ struct Parameters {
   int64_t head = 0;               // the head's matrix, tied or not
   int64_t tied = 0;               // the embedding, where the first and the last stage sum its gradients
   int64_t largest_shard = 0;      // of one replica, where they are dealt out
-  std::vector<Bucket> buckets;
+  std::vector<Transfer> transfers;
 };
 
 Parameters parameters_of(const FamilyModel& model, const Partition& partition, int stage, const TrainingOptions& o) {
@@ -52,11 +52,12 @@ Parameters parameters_of(const FamilyModel& model, const Partition& partition, i
     dealt.push_back({rows, rows ? count / rows : 0, element, unit, tensor.place, 0, is_embedding && sums_tie});
   }
   if (o.rdp == 1) return p;
-  p.buckets =
-      make_buckets(dealt, static_cast<int64_t>(o.bucket_cap_mb * (1 << 20)), o.shard_optimizer_state ? o.rdp : 1);
+  const auto cap = static_cast<int64_t>(o.bucket_cap_mb * (1 << 20));
+  const std::vector<Bucket> buckets = make_buckets(dealt, cap, o.shard_optimizer_state ? o.rdp : 1);
+  p.transfers = make_transfers(buckets, dealt, cap);
   for (int rank = 0; o.shard_optimizer_state && rank < o.rdp; ++rank) {
     int64_t owned = 0;
-    for (const Bucket& bucket : p.buckets)
+    for (const Bucket& bucket : buckets)
       for (const RowRange& range : bucket.shares[static_cast<size_t>(rank)])
         owned += (range.end - range.begin) * dealt[range.parameter].row_elements;
     p.largest_shard = std::max(p.largest_shard, owned);
@@ -171,13 +172,13 @@ class StepMemory {
     activations_ -= kept_at_ends();
   }
 
-  // Buckets that are summed or gathered at a time. Sums have a copy of the gradients, which torch's gloo copies once
-  // more where each rank gets a share.
+  // Transfers of gradients or shards that are under way at a time. Each is a copy, which torch's gloo copies once more
+  // where every rank gets a share.
   void reduce_and_gather() {
-    const std::vector<Bucket>& buckets = parameters_.buckets;
-    for (size_t b = 0; b < buckets.size(); ++b) {
+    const std::vector<Transfer>& transfers = parameters_.transfers;
+    for (size_t t = 0; t < transfers.size(); ++t) {
       int64_t elements = 0;  // the oldest lands when the newest is there
-      for (size_t i = b - std::min(b, kBucketsUnderWay); i <= b; ++i) elements += buckets[i].share_elements;
+      for (size_t i = t - std::min(t, kUnderWay); i <= t; ++i) elements += transfers[i].part_elements;
       moment(element_ * elements * (shards() ? 2 * o_.rdp + 1 : 1));
     }
   }
