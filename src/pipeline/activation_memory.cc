@@ -36,7 +36,7 @@ ActivationMemory::ActivationMemory(const FamilyModel& model, const Workload& wor
   const int64_t heads = m_.num_attention_heads / work.tp, kv = std::max<int64_t>(1, m_.num_key_value_heads / work.tp);
   queries_ = tokens_ * heads * m_.attention_head_size * element_;
   keys_ = tokens_ * kv * m_.attention_head_size * element_;
-  mlp_ = tokens_ * (m_.intermediate_size / work.tp) * element_;
+  mlp_ = tokens_ * ((m_.intermediate_size + work.tp - 1) / work.tp) * element_;
   sums_ = tokens_ * heads;
   scores_ = sums_ * work.sequence;
   vocabulary_ = (m_.vocab_size + work.tp - 1) / work.tp;
