@@ -44,7 +44,7 @@ def model_rank() -> int:
 
 
 def digest(tensor: torch.Tensor) -> int:
-    return zlib.crc32(tensor.detach().contiguous().view(torch.uint8).numpy())
+    return zlib.crc32(tensor.detach().contiguous().numpy())
 
 
 class Wholes:
