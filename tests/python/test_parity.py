@@ -39,8 +39,8 @@ WHOLE = {
     "smollm2-thirds": (lambda: cases.smollm2(steps=2, rows=18, length=8), plain([(1, 3, 1)]) + varied(THIRDS, 18)),
 }
 NARROW = [Layout(2, precision="bf16"), Layout(2, precision="fp16"), Layout(1, 2, precision="bf16"),
-          Layout(1, 2, precision="fp16"), Layout(1, 1, 2, precision="bf16"), Layout(1, 1, 2, precision="fp16"),
-          Layout(1, 2, 2, shard=True, precision="bf16")]
+          Layout(1, 2, precision="fp16"), Layout(1, 1, 2, precision="bf16", batches=1),
+          Layout(1, 1, 2, precision="fp16", batches=1), Layout(1, 2, 2, shard=True, precision="bf16", batches=1)]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -107,7 +107,7 @@ def test_narrow_numbers_are_as_near_as_a_plain_loops_in_every_way(prepare, tmp_p
 
 @pytest.mark.long
 @pytest.mark.parametrize("layout", [Layout(2, precision="bf16"), Layout(1, 3, precision="bf16"),
-                                    Layout(1, 1, 2, precision="bf16")], ids=str)
+                                    Layout(1, 1, 2, precision="bf16", batches=1)], ids=str)
 def test_narrow_numbers_of_a_larger_model(prepare, tmp_path, layout):
     make = lambda: cases.smollm2(steps=3, length=32, layers=12)  # noqa: E731
     check_narrow(prepare("narrow-smollm2", make, "narrow", "bf16"), layout, tmp_path)

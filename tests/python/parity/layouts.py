@@ -19,6 +19,7 @@ class Layout:
     prescaled: bool = True
     placement: str = "cluster"
     precision: str = ""  # "bf16", "fp16"; else float32
+    batches: int = 0  # microbatches; 0: as many as go well
 
     @property
     def ranks(self) -> int:
@@ -30,7 +31,9 @@ class Layout:
         return self.rdp if self.prescaled else self.rdp * self.tp
 
     def microbatches(self, rows: int) -> int:
-        """Two of what each feeder has of the global batch, or three, or all at once."""
+        """Two of what each feeder has of the global batch, or three, or all at once, unless told."""
+        if self.batches:
+            return self.batches
         assert rows % self.feeders == 0, f"{rows} rows for {self.feeders}"
         each = rows // self.feeders
         return next((count for count in (2, 3) if each % count == 0), 1)
