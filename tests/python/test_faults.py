@@ -30,6 +30,10 @@ def fault():
         raise ValueError("no update today")
     optimizer.optimizer.register_step_pre_hook(hook)
 """, "rank 1 failed: ", "no update today"),
+    "script": ("""
+def fault():
+    raise KeyError("no such column")
+""", "rank 1 failed: ", "no such column"),
     "stall": ("""
 def fault():
     os.kill(os.getpid(), signal.SIGSTOP)
@@ -47,7 +51,7 @@ def models(tmp_path_factory):
 
 
 @pytest.mark.parametrize("fault", [
-    fault if fault in ("forward", "kill") else pytest.param(fault, marks=pytest.mark.long) for fault in FAULTS])
+    fault if fault in ("forward", "script", "kill") else pytest.param(fault, marks=pytest.mark.long) for fault in FAULTS])
 def test_a_faulty_rank_is_everybodys_error_in_time(models, tmp_path, fault):
     code, *texts = FAULTS[fault]
     ranks = Ranks(code + """

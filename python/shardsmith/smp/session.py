@@ -7,6 +7,7 @@ import enum
 import logging
 import os
 import queue
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -78,6 +79,7 @@ class Session:
         self.pending: Any = None  # a checkpoint to read when the partition is made
         self.optimizer_steps = 0  # updates made, over all runs
         self.said_auto_partition = False
+        self.has_failed = False
         self.step_calls = 0  # calls of step functions, over all runs: dropout masks depend on it
 
     def require(self) -> Session:
@@ -117,8 +119,9 @@ class Session:
         return Error("peer", said or f"{STORE_SILENT} (rank {self.rank} was {text})", self.rank)
 
     def fail(self, error: BaseException) -> None:
-        """Says to the others that this rank has failed by itself."""
-        if self.peers is not None and self.size > 1:
+        """Says to the others that this rank has failed by itself; the first failure counts."""
+        if self.peers is not None and self.size > 1 and not self.has_failed:
+            self.has_failed = True
             said = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
             _bounded(lambda: self.peers.fail(said), self.limits.store)
 
@@ -276,11 +279,24 @@ def init(config: Mapping[str, Any] | None = None) -> None:
     store = dist.PrefixStore(f"shardsmith/{state.number}", dist.distributed_c10d._get_default_store())
     state.peers = _engine.StorePeers(store, state.rank, state.size, "world")
     state.objects = Objects(state, state.groups["objects"])
+    _tell_what_ends_the_script()
     pp, tp, rdp = mesh.coordinates(state.rank)
     logger.info("[%d] process groups are ready: pp rank %d of %d, tp rank %d of %d, rdp rank %d of %d, dp rank %d of %d",
                 state.rank, pp, mesh.pp_size, tp, mesh.tp_size, rdp, mesh.rdp_size, state.group_rank("dp"), mesh.dp_size)
     if state.rank == 0:
         logger.info("configuration: %s", ", ".join(f"{name}={value!r}" for name, value in cfg.items()))
+
+
+def _tell_what_ends_the_script() -> None:
+    """An exception that nobody catches is the other ranks' error too, wherever in the script it was thrown."""
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        before(kind, error, trace)
+        if isinstance(error, Exception) and not (isinstance(error, Error) and error.kind in ("peer", "timeout")):
+            state.fail(error)
+
+    sys.excepthook = hook
 
 
 def _make_groups() -> None:
