@@ -1,6 +1,7 @@
 """Ranks, groups and communication, under the names that scripts use."""
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch.distributed as dist
@@ -162,6 +163,9 @@ def barrier(group: CommGroup = CommGroup.WORLD) -> None:
     kind = _kind(group, CommGroup)
     if kind == "world":
         state.require().exchange(b"")
+        # Nobody leaves, and takes the store along, before all know that all have come.
+        with contextlib.suppress(Error):
+            state.exchange(b"", 5.0)
     else:
         state.objects.allgather(None, state.group_members(kind), state.rank)
 

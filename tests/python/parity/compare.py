@@ -64,7 +64,7 @@ def zeros(gradients: dict[str, torch.Tensor]) -> set[str]:
     return {part for part, size in sizes.items() if size <= ZERO * max(sizes.values())}
 
 
-def square_distance(some: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> float:
+def distance(some: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> float:
     """Of all tensors together."""
     assert some.keys() == others.keys(), f"other names: {sorted(some.keys() ^ others.keys())}"
-    return sum((some[name].double() - others[name]).square().sum().item() for name in others)
+    return sum((some[name].double() - others[name]).square().sum().item() for name in others) ** 0.5

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import AutoModel, AutoModelForCausalLM
 
 from parity import cases
-from parity.compare import parts, square_distance
+from parity.compare import distance, parts
 
 VARIANTS = (("eager", torch.float64), ("eager", torch.float32), ("sdpa", torch.float32))
 NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -179,8 +179,9 @@ def narrow(case: cases.Case, data: dict[str, Any], target: Path, words: list[str
             torch.save(exact, target / "narrow.pt")
             continue
         torch.save({"fixed losses": [loss for step in result["fixed"] for loss in step["losses"]], "losses": result["losses"],
-                    "fixed": [square_distance(a["tensors"], b["tensors"]) for a, b in zip(result["fixed"], exact["fixed"])],
-                    "weights": square_distance(result["tensors"], exact["tensors"])}, target / f"narrow_{word}.pt")
+                    "fixed": [distance(a["tensors"], b["tensors"]) for a, b in zip(result["fixed"], exact["fixed"])],
+                    "weights": {name: distance({name: tensor}, {name: exact["tensors"][name]})
+                                for name, tensor in result["tensors"].items()}}, target / f"narrow_{word}.pt")
 
 
 def main() -> None:
