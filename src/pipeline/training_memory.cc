@@ -11,9 +11,9 @@
 namespace shardsmith {
 namespace {
 
-// Measured (docs/verbs/plan.md): code of torch and of the matrix library that the first step brings into memory, and
-// that library's buffers.
-constexpr int64_t kRuntime = 50 << 20;
+// Measured on x86: torch's code that the first step brings into memory, and the buffers that the matrix library keeps
+// for each thread that multiplies.
+constexpr int64_t kCode = int64_t{20} << 20, kWideBuffers = int64_t{33} << 20, kNarrowBuffers = int64_t{16} << 20;
 constexpr int64_t kFloat = 4;    // bytes
 constexpr size_t kUnderWay = 3;  // as in optim/reducer.cc
 constexpr const char* kWordEmbedding = "word_embedding.weight";
@@ -94,7 +94,9 @@ class StepMemory {
     for (const Task& task : training_order(schedule, stage_, stages_, o_.microbatches, active))
       task.kind == Task::Kind::kForward ? forward() : backward();
     reduce_and_gather();
-    most_.working += kRuntime + activation_.rotary_tables();
+    const int64_t threads = stages_ > 1 ? o_.microbatches : 1;  // of ours: how many OpenMP has is not known here
+    const bool is_wide = o_.work.precision == Precision::kFp32;
+    most_.working += kCode + threads * (is_wide ? kWideBuffers : kNarrowBuffers) + activation_.rotary_tables();
     return most_;
   }
 

@@ -1,8 +1,9 @@
 """What `--dry-run` says of memory is what training takes."""
-import json
+import importlib.util
 
+import preloaded
 import pytest
-from smp_helpers import run
+from smp_helpers import REPOSITORY, environment, run
 
 # Small in all but sequence and width, so that tables of a few bytes a position stay below the tolerance.
 KEPT = """
@@ -59,3 +60,43 @@ def test_a_microbatch_keeps_what_is_said(case, tmp_path):
     (rank,) = run(KEPT, 1, tmp_path, tmp_path, env={"CASE": case})
     print(f"{case}: kept {rank['kept']}, said {rank['said']}")
     assert rank["kept"] == pytest.approx(rank["said"], rel=0.015)
+
+
+BENCH = REPOSITORY / "bench" / "memory.py"
+# A tenth of GPT-2 small, and still large beside what the libraries take.
+SMALL = """
+import sys, torch
+from transformers import GPT2Config, GPT2LMHeadModel
+torch.manual_seed(0)
+GPT2LMHeadModel(GPT2Config(n_embd=512, n_head=8, n_layer=6, vocab_size=8192)).save_pretrained(sys.argv[1])
+"""
+
+
+@pytest.fixture(scope="module")
+def bench():
+    spec = importlib.util.spec_from_file_location("bench_memory", BENCH)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("layout", ["one-bf16"])
+def test_a_small_model_takes_about_what_a_dry_run_says(layout, bench, tmp_path):
+    maker = preloaded.Process(SMALL, [str(tmp_path / "model")], environment())
+    out = maker.communicate()[0]
+    assert maker.returncode == 0, out
+    check(bench, tmp_path / "model", layout)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+@pytest.mark.parametrize("layout", ["one-fp32", "one-bf16", "pp2", "tp2", "tp2-memory", "rdp2-shard-bf16", "one-checkpointed"])
+def test_training_takes_what_a_dry_run_says(kind, layout, bench, tmp_path):
+    bench.make_model(kind, str(tmp_path))
+    check(bench, tmp_path, layout)
+
+
+def check(bench, model, layout):
+    for stage in bench.measure(str(model), bench.LAYOUTS[layout]):
+        print(f"{layout} stage {stage['stage']}: {stage['measured'] >> 20} MiB, said {stage['estimate'] >> 20}: {stage['ratio']:.3f}")
+        assert abs(stage["ratio"] - 1) <= bench.BAR, stage

@@ -89,7 +89,8 @@ def microbatches(config: FinetuneConfig, stages: int) -> int:
     return wish
 
 
-def make_plan(config: FinetuneConfig, world_size: int) -> RunPlan:
+def make_plan(config: FinetuneConfig, world_size: int, optimize: str = "memory") -> RunPlan:
+    """`optimize`: the key of smp.init, whose default the ranks take."""
     from shardsmith import _core
 
     text = read_config_json(config.model)
@@ -125,10 +126,10 @@ def make_plan(config: FinetuneConfig, world_size: int) -> RunPlan:
                        model, first, stage, rows=config.per_device_train_batch_size // count, sequence=sequence, tp=slices,
                        rdp=replicas, microbatches=count, pipeline=config.pipeline,
                        active_microbatches=config.active_microbatches or 0,
-                       accumulates=config.gradient_accumulation_steps > 1, split_sequence=True,
+                       accumulates=config.gradient_accumulation_steps > 1, split_sequence=optimize == "memory",
                        precision="bf16" if config.bf16 else "fp16" if config.fp16 else "fp32",
-                       shard_optimizer_state=getattr(config, "shard_optimizer_state", False),
-                       activation_checkpointing=getattr(config, "activation_checkpointing", "none"))
+                       shard_optimizer_state=config.shard_optimizer_state,
+                       activation_checkpointing=config.activation_checkpointing)
                     for stage in range(stages)])
 
 

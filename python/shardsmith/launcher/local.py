@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from shardsmith import heap
 from shardsmith.errors import EXIT_CODES
 from shardsmith.launcher import failure
 from shardsmith.launcher.orphan import LAUNCHER_PID
@@ -64,7 +65,8 @@ class Launcher:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         common = {
-            **os.environ, **self.environment, "WORLD_SIZE": str(self.ranks), "LOCAL_WORLD_SIZE": str(self.ranks),
+            **os.environ, **heap.environment({**os.environ, **self.environment}), **self.environment,
+            "WORLD_SIZE": str(self.ranks), "LOCAL_WORLD_SIZE": str(self.ranks),
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": str(self.threads),
             LAUNCHER_PID: str(os.getpid()), failure.FOLDER: self._failures,
         }

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from shardsmith import heap
 from shardsmith.errors import Error
-from shardsmith.smp import heap
 from shardsmith.smp.config import Config, resolve
 from shardsmith.smp.objects import Objects
 
@@ -259,7 +259,7 @@ def init(config: Mapping[str, Any] | None = None) -> None:
     from shardsmith import _core, _engine
 
     cfg = resolve(config)
-    heap.share_one_arena()
+    heap.set_up()
     _make_default_group(cfg)
     state.rank, state.size = dist.get_rank(), dist.get_world_size()
     state.local_rank = _environment_int("LOCAL_RANK", state.rank)
