@@ -142,7 +142,7 @@ def test_activations_take_less_memory(models, tmp_path):
             for name in ("none", "each", "branches")}
     print(used)
     # 12 layers keep 2048 x 128 floats (1 MiB) each, and one has its whole graph.
-    assert used["each"] < 0.35 * used["none"]
+    assert used["each"] < 0.45 * used["none"]
     assert used["branches"] < 0.5 * used["none"]
 
 
