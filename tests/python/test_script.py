@@ -185,7 +185,7 @@ def test_when_one_rank_dies_or_stalls_the_other_ends_in_time_and_names_it(tmp_pa
 
 NOT_THERE = [
     "smp.nn.DistributedTransformerLMHead(num_layers=2)", "smp.nn.FusedLayerNorm(8)", "smp.amp.GradScaler()",
-    "smp.optimizers.FusedLAMB([])", "smp.set_activation_checkpointing(model)", "smp.tp_register(object)",
+    "smp.optimizers.FusedLAMB([])", "smp.tp_register(object)",
     "smp.patches.checkpoint.checkpoint(model)", "smp.save({}, 'file')", "smp.load('file')", "smp.hvd_average_grads()",
     "smp.save_checkpoint('folder', 'tag', partial=False)",
 ]
@@ -220,7 +220,7 @@ for use in sys.argv[1:]:
 
 @pytest.mark.parametrize("key, value", [
     ("sharded_data_parallel_degree", 2), ("horovod", True),
-    ("offload_activations", True), ("shard_optimizer_state", True)])
+    ("offload_activations", True)])
 def test_configuration_that_is_not_there_yet_is_refused(key, value):
     from shardsmith.errors import Error
     from shardsmith.smp.config import resolve
