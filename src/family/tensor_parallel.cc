@@ -25,8 +25,8 @@ Box part(const Shape& shape, size_t d, int64_t offset, int64_t count) {
   return box;
 }
 
-// The rank's share of dimension `d`: equal ones where the degree divides it, otherwise they differ by one. Rank 0's is a
-// largest one.
+// The rank's share of dimension `d`: equal ones where the degree divides it, otherwise they differ by one. Rank 0's is
+// a largest one.
 Box share(const Shape& shape, size_t d, int rank, int degree) {
   const auto begin = [&](int r) { return (shape[d] * r + degree - 1) / degree; };
   return part(shape, d, begin(rank), begin(rank + 1) - begin(rank));
