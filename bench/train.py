@@ -174,7 +174,6 @@ def together(args: argparse.Namespace, part: str) -> dict:
     """Two ranks beside one process, beside a peer, and beside what is possible."""
     from train_kinds import MICROBATCHES, balance_of
 
-    masters = part.endswith("-masters")
     model = "llama" if part == "slices" else args.model
     batch = args.pipeline_batch if part.startswith("stages") else args.batch
     alone = {"stages": "ours-microbatches", "stages-masters": "ours-microbatches-masters"}.get(part, "ours-fp32")
@@ -203,11 +202,8 @@ def together(args: argparse.Namespace, part: str) -> dict:
     report.add("scaling", "scaling of two independent processes", seconds["scaling"])
     if sent:
         report.add("sent_seconds", "what is sent, timed alone, seconds", seconds["sent"])
-        bound = [s * (one_s / s) / (one_s / s + alone_s) for s, one_s, alone_s in
-                 zip(seconds["scaling"], seconds["one"], seconds["sent"])]
-        if part == "sharded":  # a replica computes a whole batch
-            bound = [s * one_s * 2 / s / (one_s * 2 / s + alone_s) for s, one_s, alone_s in
-                     zip(seconds["scaling"], seconds["one"], seconds["sent"])]
+        compute = [batches * one_s / s for one_s, s in zip(seconds["one"], seconds["scaling"])]
+        bound = [s * c / (c + sent_s) for s, c, sent_s in zip(seconds["scaling"], compute, seconds["sent"])]
     else:
         balance, bubble = balance_of(model), MICROBATCHES / (MICROBATCHES + 1)
         report.number("balance", "balance of the partition", balance)
@@ -221,7 +217,6 @@ def together(args: argparse.Namespace, part: str) -> dict:
         report.add("over_peer", f"over {peer} (bar: 1.15, or 0.95 of the bound)", ratios(seconds["peer"], seconds["ours"]))
     for team in (one, other, *teams.values()):
         team.end()
-    report.values["masters"] = masters
     return report.values
 
 

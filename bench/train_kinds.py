@@ -67,6 +67,18 @@ def ours(name: str, rows: int, dtype: str = "fp32", **config) -> Step:
     return step
 
 
+def plain_step(loss_of: Callable[[], torch.Tensor], *optimizers: torch.optim.Optimizer) -> Step:
+    def step() -> float:
+        loss = loss_of()
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss.item()
+
+    return step
+
+
 def plain(name: str, rows: int, dtype: str = "fp32", compiled: bool = False) -> Step:
     """transformers' model in a plain loop. dtype: fp32, bf16 weights, autocast."""
     model = build(name)
@@ -76,15 +88,11 @@ def plain(name: str, rows: int, dtype: str = "fp32", compiled: bool = False) -> 
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, fused=True)
     forward = torch.compile(model) if compiled else model
 
-    def step() -> float:
+    def loss_of() -> torch.Tensor:
         with torch.autocast("cpu", torch.bfloat16) if dtype == "autocast" else contextlib.nullcontext():
-            loss = forward(input_ids=ids, labels=ids).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.item()
+            return forward(input_ids=ids, labels=ids).loss
 
-    return step
+    return plain_step(loss_of, optimizer)
 
 
 def dist_size() -> int:
@@ -170,16 +178,7 @@ def dtensor(name: str, rows: int) -> Step:
     sharded = [p for p in model.parameters() if hasattr(p, "placements")]
     others = [p for p in model.parameters() if not hasattr(p, "placements")]
     optimizers = [torch.optim.AdamW(group, lr=RATE, fused=True) for group in (sharded, others) if group]
-
-    def step() -> float:
-        loss = model(input_ids=ids, labels=ids).loss
-        loss.backward()
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-        return loss.item()
-
-    return step
+    return plain_step(lambda: model(input_ids=ids, labels=ids).loss, *optimizers)
 
 
 def zero(name: str, rows: int) -> Step:
@@ -190,15 +189,7 @@ def zero(name: str, rows: int) -> Step:
     model = torch.nn.parallel.DistributedDataParallel(build(name))
     ids = batch_of(model.module, rows)
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=RATE, fused=True)
-
-    def step() -> float:
-        loss = model(input_ids=ids, labels=ids).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.item()
-
-    return step
+    return plain_step(lambda: model(input_ids=ids, labels=ids).loss, optimizer)
 
 
 def sums(name: str, rows: int) -> Step:

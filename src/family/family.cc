@@ -77,6 +77,12 @@ Box Piece::logical_box(int64_t r) const {
   return box;
 }
 
+int64_t FamilyTensor::row_unit() const {
+  int64_t unit = 1;
+  for (const Piece& piece : pieces) unit = std::max(unit, piece.run ? piece.step : 1);
+  return unit;
+}
+
 Box Piece::hf_box(int64_t r) const {
   const Shape extent = logical_box(r).extent;
   Box box{offset, Shape(shape.size())};

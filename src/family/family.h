@@ -46,6 +46,7 @@ struct FamilyTensor {
   std::string hf_name;
   Shape shape;                // as in the Hugging Face file
   std::vector<Piece> pieces;  // tile it
+  int64_t row_unit() const;   // Hugging Face rows that can't be torn apart: 1, or a step of the pieces in runs
   int place = 0;
   bool also_last = false;  // a tied embedding: the last stage holds a copy too
   std::vector<std::string> aliases =

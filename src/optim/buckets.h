@@ -43,6 +43,9 @@ struct Transfer {
   int64_t part_elements = 0;                 // of the largest part
 };
 
+// How many may be under way at once: each is a copy of what it sends.
+constexpr size_t kTransfersUnderWay = 3;
+
 // `parameters` in any order; within a place they keep it. A bucket holds at least one parameter, and no second one that
 // would make it larger than `cap_bytes`.
 std::vector<Bucket> make_buckets(const std::vector<BucketParameter>& parameters, int64_t cap_bytes, int ranks);

@@ -7,9 +7,6 @@
 namespace shardsmith {
 namespace {
 
-// Transfers that may be under way: each is a copy of its gradients.
-constexpr size_t kUnderWay = 3;
-
 at::Tensor rows_of(const at::Tensor& tensor, const RowRange& range) {
   return tensor.dim() == 0 ? tensor : tensor.slice(0, range.begin, range.end);
 }
@@ -77,7 +74,7 @@ void GradientReducer::start(size_t t, Group& group) {
                               });
     if (used < transfer.part_elements) part.slice(0, used).zero_();
   }
-  if (reductions_.size() >= kUnderWay) land_reduction();
+  if (reductions_.size() >= kTransfersUnderWay) land_reduction();
   reductions_.push_back({t, sharded_ ? group.reduce_scatter_sum(packed) : group.all_reduce_sum(packed)});
 }
 
@@ -116,7 +113,7 @@ void GradientReducer::start_gather(size_t bucket, Group& group) {
                                 place.copy_(rows_of(parameters_[range.parameter].tensor.detach(), range));
                               });
     if (used < transfer.part_elements) part.slice(0, used).zero_();
-    if (gathers_.size() >= kUnderWay) land_gather();
+    if (gathers_.size() >= kTransfersUnderWay) land_gather();
     gathers_.push_back({t, group.all_gather(part)});
   }
 }

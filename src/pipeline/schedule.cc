@@ -48,6 +48,14 @@ std::vector<Task> training_order(ScheduleKind kind, int stage, int stages, int m
   return order;
 }
 
+std::vector<Task> stage_order(ScheduleKind kind, int stage, int stages, int microbatches, int active, bool together) {
+  const int most = default_active_microbatches(stages, microbatches);
+  if (active == 0) active = most;
+  if (together) active = std::min(active, most);
+  if (together && stage == stages - 1) kind = ScheduleKind::kInterleaved;
+  return training_order(kind, stage, stages, microbatches, active);
+}
+
 std::vector<Task> all_forward(int microbatches) {
   std::vector<Task> order;
   for (int i = 0; i < microbatches; ++i) order.push_back({Task::Kind::kForward, i});

@@ -33,6 +33,11 @@ int default_active_microbatches(int stages, int microbatches);
 // `stages` it makes the pipeline's bubble longer. Throws kInvalidArgument unless 0 <= stage < stages and the counts are
 // at least 1.
 std::vector<Task> training_order(ScheduleKind kind, int stage, int stages, int microbatches, int active);
+// The order that a stage keeps to: training_order with `active` 0 meaning default_active_microbatches(), and where
+// several ranks of a stage compute logits `together`, so that these come in the order of the microbatches: the last
+// stage then goes on to the next one when the function of this one has gone backward or, in evaluation, has ended. The
+// stages before still run their forwards first: so few that they never wait for the last one to take them.
+std::vector<Task> stage_order(ScheduleKind kind, int stage, int stages, int microbatches, int active, bool together);
 // All forwards in order, for evaluation: nothing is held, so nothing is limited.
 std::vector<Task> all_forward(int microbatches);
 

@@ -26,17 +26,11 @@ at::TensorOptions activation_options(const Parameters& parameters) {
   return parameters.held().front().second.options().requires_grad(false);
 }
 
-// Where several ranks compute logits together they do so in the order of the microbatches: the last stage then goes on
-// to the next one when the function of this one has gone backward or, in evaluation, has ended.
 std::vector<Task> order_of(const Stage::Step& step, const StageOptions& options, bool together) {
-  const int stages = options.partition.stages(), count = step.microbatches;
+  const int stages = options.partition.stages();
   const bool in_turn = together && options.stage == stages - 1;
-  if (!step.training && !in_turn) return all_forward(count);
-  const int most = default_active_microbatches(stages, count);
-  int active = options.active_microbatches ? options.active_microbatches : most;
-  // The stages before still run their forwards first: so few that they never wait for the last one to take them.
-  if (together) active = std::min(active, most);
-  return training_order(in_turn ? ScheduleKind::kInterleaved : options.schedule, options.stage, stages, count, active);
+  if (!step.training && !in_turn) return all_forward(step.microbatches);
+  return stage_order(options.schedule, options.stage, stages, step.microbatches, options.active_microbatches, together);
 }
 
 // A turn that wakes the others with an error if its work throws.
@@ -86,10 +80,8 @@ GradientReducer Stage::make_reducer() const {
   std::vector<GradientReducer::Parameter> parameters;
   for (const auto& [name, parameter] : parameters_.held()) {
     const FamilyTensor& tensor = *tensors.at(name);
-    int64_t unit = 1;
-    for (const Piece& piece : tensor.pieces) unit = std::max(unit, piece.run ? piece.step : 1);
     // A tied embedding is the same on two stages, so its sums must be made alike on both.
-    parameters.push_back({name, parameter, tensor.place, unit, tied_.is(parameter)});
+    parameters.push_back({name, parameter, tensor.place, tensor.row_unit(), tied_.is(parameter)});
   }
   const int rank = has_replicas() ? options_.replicas->rank() : 0,
             ranks = has_replicas() ? options_.replicas->size() : 1;

@@ -14,8 +14,7 @@ namespace {
 // Measured on x86: torch's code that the first step brings into memory, and the buffers that the matrix library keeps
 // for each thread that multiplies.
 constexpr int64_t kCode = int64_t{20} << 20, kWideBuffers = int64_t{33} << 20, kNarrowBuffers = int64_t{16} << 20;
-constexpr int64_t kFloat = 4;    // bytes
-constexpr size_t kUnderWay = 3;  // as in optim/reducer.cc
+constexpr int64_t kFloat = 4;  // bytes
 constexpr const char* kWordEmbedding = "word_embedding.weight";
 
 // Parameters of a stage, in elements of one rank.
@@ -47,9 +46,8 @@ Parameters parameters_of(const FamilyModel& model, const Partition& partition, i
     if (is_embedding && sums_tie) p.tied = count;
     if (tensor.place >= 0 && tensor.place < blocks) p.largest_of_layers = std::max(p.largest_of_layers, count);
     if (is_last && (is_embedding ? model.description.tied_head : name == "lm_head.weight")) p.head = count;
-    int64_t unit = 1;
-    for (const Piece& piece : tensor.pieces) unit = std::max(unit, piece.run ? piece.step : 1);
-    dealt.push_back({rows, rows ? count / rows : 0, element, unit, tensor.place, 0, is_embedding && sums_tie});
+    dealt.push_back(
+        {rows, rows ? count / rows : 0, element, tensor.row_unit(), tensor.place, 0, is_embedding && sums_tie});
   }
   if (o.rdp == 1) return p;
   const auto cap = static_cast<int64_t>(o.bucket_cap_mb * (1 << 20));
@@ -84,14 +82,8 @@ class StepMemory {
     most_.moments = 2 * kFloat * updated;
     has_head_gradient_ = o_.accumulates;
     has_spare_ = o_.accumulates || o_.microbatches > 1;
-    const int most = default_active_microbatches(stages_, o_.microbatches);
-    int active = o_.active_microbatches > 0 ? o_.active_microbatches : most;
-    ScheduleKind schedule = o_.schedule;
-    if (o_.work.tp > 1) {  // they go on together: see pipeline/stage.cc
-      active = std::min(active, most);
-      if (is_last()) schedule = ScheduleKind::kInterleaved;
-    }
-    for (const Task& task : training_order(schedule, stage_, stages_, o_.microbatches, active))
+    for (const Task& task :
+         stage_order(o_.schedule, stage_, stages_, o_.microbatches, o_.active_microbatches, o_.work.tp > 1))
       task.kind == Task::Kind::kForward ? forward() : backward();
     reduce_and_gather();
     const int64_t threads = stages_ > 1 ? o_.microbatches : 1;  // of ours: how many OpenMP has is not known here
@@ -180,7 +172,7 @@ class StepMemory {
     const std::vector<Transfer>& transfers = parameters_.transfers;
     for (size_t t = 0; t < transfers.size(); ++t) {
       int64_t elements = 0;  // the oldest lands when the newest is there
-      for (size_t i = t - std::min(t, kUnderWay); i <= t; ++i) elements += transfers[i].part_elements;
+      for (size_t i = t - std::min(t, kTransfersUnderWay); i <= t; ++i) elements += transfers[i].part_elements;
       moment(element_ * elements * (shards() ? 2 * o_.rdp + 1 : 1));
     }
   }

@@ -167,6 +167,7 @@ void bind_stage(py::module_& m) {
            })
       .def_property_readonly("buckets", &Stage::buckets)
       .def("start_gather", &Stage::start_gather, py::arg("bucket"), Unlocked())
+      .def("gather_shards", &Stage::gather_shards, Unlocked())
       .def("finish_gather", &Stage::finish_gather, Unlocked())
       .def("grad_norm", &Stage::grad_norm, py::arg("norm_type") = 2.0, Unlocked())
       .def("clip_grad_norm", &Stage::clip_grad_norm, py::arg("max_norm"), py::arg("norm_type") = 2.0, Unlocked());

@@ -222,13 +222,6 @@ class DistributedModel(nn.Module):
             for name, master in self.masters.items():
                 self.rows(name, self._local[name]).copy_(master)
 
-    def gather_shards(self) -> None:
-        """After this rank's shards have been updated: everybody's, everywhere."""
-        if self.shards is not None:
-            for bucket in range(self.stage.buckets):
-                self.stage.start_gather(bucket)
-            self.stage.finish_gather()
-
     def virtual_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The shards of this rank, under shard_optimizer_state; after the partition."""
         self._need_partition("virtual_named_parameters")

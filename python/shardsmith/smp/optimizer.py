@@ -126,26 +126,28 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _update(self, closure: Callable[[], Any] | None, gradient_scale: float, result: Any) -> Any:
         model = state.model
+        # Masters and shards, whose gradients are in the parameters.
+        apart = {} if model is None or model.optimized is model._local else model.optimized
         if closure is None and adamw.is_ours(self.optimizer):
-            sources = {} if model is None else {id(p): self._source(name) for name, p in model.optimized.items()}
+            sources = {id(p): self._source(name) for name, p in apart.items()}
             done = None if model is None or model.shards is None else model.stage.start_gather
             adamw.update(self.optimizer, sources, gradient_scale, 1 if done is None else model.stage.buckets, done)
             if done is not None:
                 model.stage.finish_gather()
             return result
-        if model is not None and model.optimized is not model._local:
-            with torch.no_grad():
-                for name, param in model.optimized.items():
-                    gradient = self._source(name).gradient
-                    if gradient is not None and model.masters is not None:
-                        gradient = gradient.float() if gradient_scale == 1 else gradient.float().mul_(gradient_scale)
-                    param.grad = gradient
+        with torch.no_grad():
+            for name, param in apart.items():
+                gradient = self._source(name).gradient
+                if gradient is not None and model.masters is not None:
+                    gradient = gradient.float() if gradient_scale == 1 else gradient.float().mul_(gradient_scale)
+                param.grad = gradient
         given = self.optimizer.step(closure) if closure is not None else self.optimizer.step()
-        if model is not None and model.optimized is not model._local:
-            for param in model.optimized.values():
-                param.grad = None
+        for param in apart.values():
+            param.grad = None
+        if model is not None:
             model.masters_changed()
-            model.gather_shards()
+            if model.shards is not None:
+                model.stage.gather_shards()
         return given if result is None else result
 
     @staticmethod

@@ -42,15 +42,12 @@ def _cut(piece: Piece, shard: Shard) -> Piece | None:
     shape, offset, box = list(piece.shape), list(piece.offset), list(piece.box)
     if piece.run:  # rows in runs: shards are cut where a run of every piece begins
         begin, end = (row // piece.step * piece.run for row in (shard.begin, shard.end))
-        first = 0
     else:
-        first = max(0, offset[0] - shard.begin)
         begin = max(0, shard.begin - offset[0])
         end = min(shape[dimension], shard.end - offset[0])
+        offset[0] = max(0, offset[0] - shard.begin)
     if begin >= end:
         return None
     shape[dimension] = end - begin
     box[dimension] += begin
-    if not piece.run:
-        offset[0] = first
     return piece._replace(shape=shape, offset=offset, box=box)
