@@ -9,13 +9,14 @@ from typing import Any
 from shardsmith.errors import Error
 from shardsmith.smp import model
 from shardsmith.smp.activation_checkpointing import set_activation_checkpointing
-from shardsmith.smp.checkpoint import resume_from_checkpoint, save_checkpoint
 from shardsmith.smp.creation import delay_param_initialization, model_creation, set_tensor_parallelism, tensor_parallelism
 from shardsmith.smp.model import DistributedModel
 from shardsmith.smp.optimizer import DistributedOptimizer
 from shardsmith.smp.placing import partition, set_partition
 from shardsmith.smp.ranks import *  # noqa: F403
 from shardsmith.smp.ranks import __dict__ as _ranks
+from shardsmith.smp.resuming import resume_from_checkpoint
+from shardsmith.smp.saving import save_checkpoint
 from shardsmith.smp.session import CommGroup, RankType, init, is_initialized, is_tracing, num_microbatches, state
 from shardsmith.smp.stepping import StepOutput, step
 
