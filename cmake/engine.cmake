@@ -28,7 +28,7 @@ endfunction()
 
 file(GLOB core_module_sources CONFIGURE_DEPENDS python/csrc/core/*.cc)
 shardsmith_extension(_core ${core_module_sources})
-target_link_libraries(_core PRIVATE shardsmith_core)
+target_link_libraries(_core PRIVATE shardsmith_cli)
 
 find_library(TORCH_PYTHON_LIBRARY torch_python PATHS ${torch_root}/lib NO_DEFAULT_PATH REQUIRED)
 file(GLOB engine_module_sources CONFIGURE_DEPENDS python/csrc/engine/*.cc)

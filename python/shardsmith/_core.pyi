@@ -32,6 +32,7 @@ class Model:
     aliases: dict[str, str]  # names that a module or a file may have instead -> hf name
     tied_names: list[str]
     ignored_suffixes: list[str]
+    prefix: str  # "transformer.": files may lack it in names, or have it besides
     # Pieces of one hf tensor as this rank holds it: (logical name, logical shape, permutation, offset in the hf tensor,
     # rows that lie together or 0 for all, from the beginning of such a run to that of the next, shape of the whole logical tensor, where this rank's part begins in it, neighbouring ranks that hold the same part).
     def pieces(self, hf_name: str) -> list[tuple[str, list[int], list[int], list[int], int, int, list[int], list[int], int]]: ...
@@ -108,9 +109,16 @@ class Index:
 def read_hf(folder: str) -> Index: ...  # names as in the files
 def read_hf_logical(folder: str, model: Model) -> Index: ...  # our names; report of unexpected ones in values["unexpected"]
 def read_pt(path: str) -> Index: ...
+# Anything readable under the names of a partial checkpoint (src/cli/resume.h). `parameters`: Hugging Face names of the
+# optimizer's, for state by position. Told: "format", and lists "missing", "unexpected", "renamed", "left_out". Of a folder's,
+# file's or checkpoint's values there are "optimizer", "content", "step".
+def open_for_resume(path: str, model: Model, parameters: Sequence[str] = ()) -> tuple[Index, dict[str, Any]]: ...
+def open_as_is(path: str) -> Index: ...  # anything readable, names as they stand
+def write_values(path: str, tree: Any) -> None: ...  # one .pt, synced; tensors are Leafs
 def read_partial(folder: str) -> Index: ...  # "model/...", "optimizer/state/..."; values {"model","optimizer","user_content","rng"}
 def detect_format(path: str) -> str: ...
 def scan(path: str) -> list[dict[str, Any]]: ...  # folder, name, complete, why_not, newest, bytes, manifest (dict or None)
+def scan_full(path: str) -> list[dict[str, Any]]: ...  # full checkpoints among the files, in no order
 def find_checkpoint(path: str, tag: str = "") -> tuple[dict[str, Any] | None, list[str]]: ...  # (found, passed over)
 def verify_partial(folder: str) -> list[str]: ...
 def check_same_model(path: str, config_json: str) -> None: ...

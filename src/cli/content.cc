@@ -185,6 +185,7 @@ class StateRenamer {
 
  private:
   std::string_view bare(std::string_view name) const {
+    name = without_wrappers(name);
     return name.starts_with(model_.prefix) ? name.substr(model_.prefix.size()) : name;
   }
   const FamilyTensor* find(std::string_view name) const {
@@ -300,14 +301,19 @@ Content content_of(Storage& storage, const std::string& path, Source source, con
   content.manifest = source.manifest;
 
   Weights weights = weights_of(source, options.config);
+  if (options.family) {
+    weights.family = *options.family;
+    weights.logical = has_logical_names(weights.index, *options.family);
+  }
   const bool was_logical = weights.logical;
   content.config = weights.config;
   content.family = weights.family;
   if (options.names == Names::kHuggingFace) weights = with_hf_names(std::move(weights));
   if (options.names == Names::kLogical) {
-    std::vector<std::string> unexpected;
-    weights = with_logical_names(std::move(weights), &unexpected);
-    for (const std::string& name : unexpected) content.left_out.push_back(name + ": no parameter of the model");
+    NameReport report;
+    weights = options.report ? with_logical_names(std::move(weights), *options.report)
+                             : with_logical_names(std::move(weights), &report.unexpected);
+    for (const std::string& name : report.unexpected) content.left_out.push_back(name + ": no parameter of the model");
   }
   content.logical = weights.logical;
   const bool renamed = weights.logical != was_logical;

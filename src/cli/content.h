@@ -27,6 +27,8 @@ struct ContentOptions {
   bool weights_only = false;
   Value config;                               // a config.json for sources that have none
   std::vector<std::string> include, exclude;  // globs over the model's tensor names as they will be written
+  const FamilyModel* family = nullptr;        // stands in for what the source's config says
+  NameReport* report = nullptr;               // kLogical: gets what became of the names, and none is then an error
 };
 
 struct Content {

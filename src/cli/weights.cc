@@ -1,6 +1,7 @@
 #include "cli/weights.h"
 
 #include <string_view>
+#include <unordered_set>
 
 #include "base/error.h"
 
@@ -83,6 +84,27 @@ Weights with_logical_names(Weights weights, std::vector<std::string>* unexpected
   weights.index = to_logical(weights.index, *weights.family, unexpected);
   weights.logical = true;
   return weights;
+}
+
+Weights with_logical_names(Weights weights, NameReport& report) {
+  if (weights.logical || !weights.family) return weights;
+  weights.index = to_logical(weights.index, *weights.family, report);
+  weights.logical = true;
+  return weights;
+}
+
+bool has_logical_names(const Index& index, const FamilyModel& model) {
+  std::unordered_set<std::string_view> logical, theirs;
+  for (const FamilyTensor& tensor : model.tensors) {
+    theirs.insert(tensor.hf_name);
+    for (const Piece& piece : tensor.pieces) logical.insert(piece.name);
+  }
+  size_t ours = 0, others = 0;
+  for (const TensorEntry& tensor : index.tensors) {
+    ours += logical.count(tensor.name);
+    others += theirs.count(without_wrappers(tensor.name));
+  }
+  return ours > others;
 }
 
 }  // namespace shardsmith::cli

@@ -31,4 +31,10 @@ Weights with_hf_names(Weights weights);
 // the family is missing or has another shape; those that are not the family's are listed in `unexpected`.
 Weights with_logical_names(Weights weights, std::vector<std::string>* unexpected = nullptr);
 
+// The same, with what became of the names; a missing tensor is told and no error.
+Weights with_logical_names(Weights weights, NameReport& report);
+
+// Whether more of an index's names are ours than Hugging Face's.
+bool has_logical_names(const Index& index, const FamilyModel& model);
+
 }  // namespace shardsmith::cli

@@ -36,12 +36,7 @@ Slice cut_out(const Slice& slice, const Box& part, Dtype dtype) {
 
 // What a file's name is once wrappers' and the family's prefixes are taken off.
 std::string_view bare(std::string_view name, const std::string& prefix) {
-  for (bool again = true; again;) {
-    again = false;
-    for (std::string_view wrapper : {"module.", "_orig_mod."}) {
-      if (name.starts_with(wrapper)) name.remove_prefix(wrapper.size()), again = true;
-    }
-  }
+  name = without_wrappers(name);
   if (name.starts_with(prefix)) name.remove_prefix(prefix.size());
   return name;
 }
@@ -68,6 +63,16 @@ void check_shape(const Index& index, const TensorEntry& found, const Shape& expe
 }
 
 }  // namespace
+
+std::string_view without_wrappers(std::string_view name) {
+  for (bool again = true; again;) {
+    again = false;
+    for (std::string_view wrapper : {"module.", "_orig_mod."}) {
+      if (name.starts_with(wrapper)) name.remove_prefix(wrapper.size()), again = true;
+    }
+  }
+  return name;
+}
 
 Box Piece::logical_box(int64_t r) const {
   Box box = whole(shape);
@@ -176,6 +181,14 @@ std::vector<TensorEntry> logical_pieces(const TensorEntry& hf, const FamilyTenso
 }
 
 Index to_logical(const Index& hf, const FamilyModel& model, std::vector<std::string>* unexpected) {
+  NameReport report;
+  Index result = to_logical(hf, model, report);
+  if (!report.missing.empty()) fail_missing(hf, report.missing, model.tensors.size());
+  if (unexpected) unexpected->insert(unexpected->end(), report.unexpected.begin(), report.unexpected.end());
+  return result;
+}
+
+Index to_logical(const Index& hf, const FamilyModel& model, NameReport& report) {
   std::unordered_map<std::string_view, const TensorEntry*> by_name;
   for (const TensorEntry& tensor : hf.tensors) {
     const auto [it, is_new] = by_name.emplace(bare(tensor.name, model.prefix), &tensor);
@@ -189,13 +202,12 @@ Index to_logical(const Index& hf, const FamilyModel& model, std::vector<std::str
     if (it == by_name.end()) return nullptr;
     const TensorEntry* tensor = it->second;
     by_name.erase(it);
-    return stored_entry(hf, *tensor);
+    return tensor;
   };
 
   Index result;
   result.format = hf.format;
   result.files = hf.files;
-  std::vector<std::string> missing;
   for (const FamilyTensor& wanted : model.tensors) {
     const TensorEntry* found = take(bare(wanted.hf_name, model.prefix));
     // Some writers keep a tied tensor under its other name only.
@@ -205,20 +217,19 @@ Index to_logical(const Index& hf, const FamilyModel& model, std::vector<std::str
       const TensorEntry* other = take(bare(alias, model.prefix));
       if (!found) found = other;
     }
-    if (!found) {
-      missing.push_back(wanted.hf_name);
+    const TensorEntry* stored = found ? stored_entry(hf, *found) : nullptr;
+    if (!stored) {
+      report.missing.push_back(wanted.hf_name);
       continue;
     }
-    check_shape(hf, *found, wanted.shape);
-    for (TensorEntry& piece : logical_pieces(*found, wanted)) result.tensors.push_back(std::move(piece));
+    if (found->name != wanted.hf_name) report.renamed.emplace_back(found->name, wanted.hf_name);
+    check_shape(hf, *stored, wanted.shape);
+    for (TensorEntry& piece : logical_pieces(*stored, wanted)) result.tensors.push_back(std::move(piece));
   }
-  if (!missing.empty()) fail_missing(hf, missing, model.tensors.size());
-  if (unexpected) {
-    for (const TensorEntry& tensor : hf.tensors) {  // in the file's order
-      const std::string_view name = bare(tensor.name, model.prefix);
-      const bool tied = std::find(model.tied_names.begin(), model.tied_names.end(), name) != model.tied_names.end();
-      if (by_name.count(name) && !tied && !is_ignored(tensor.name, model)) unexpected->push_back(tensor.name);
-    }
+  for (const TensorEntry& tensor : hf.tensors) {  // in the file's order
+    const std::string_view name = bare(tensor.name, model.prefix);
+    const bool tied = std::find(model.tied_names.begin(), model.tied_names.end(), name) != model.tied_names.end();
+    if (by_name.count(name) && !tied && !is_ignored(tensor.name, model)) report.unexpected.push_back(tensor.name);
   }
   result.reindex();
   return result;

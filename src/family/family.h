@@ -15,6 +15,8 @@
 #pragma once
 
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "family/description.h"
@@ -75,6 +77,17 @@ std::vector<TensorEntry> logical_pieces(const TensorEntry& hf, const FamilyTenso
 // hf names (as found in files: with or without prefix, ties present or absent, known buffers) -> our names.
 // Throws kCorrupt for a tensor that is missing or has another shape. Unknown tensors go to `unexpected`.
 Index to_logical(const Index& hf, const FamilyModel& model, std::vector<std::string>* unexpected = nullptr);
+
+// What became of the names.
+struct NameReport {
+  std::vector<std::string> missing;                          // Hugging Face names of the model that are not in the file
+  std::vector<std::string> unexpected;                       // names in the file, in its order, that the model has not
+  std::vector<std::pair<std::string, std::string>> renamed;  // (in the file, in the model), where they differ
+};
+// The same; a tensor that is missing is told instead of thrown.
+Index to_logical(const Index& hf, const FamilyModel& model, NameReport& report);
+// A name without what wrappers put before it: "module.", "_orig_mod.", any number of them.
+std::string_view without_wrappers(std::string_view name);
 // our names -> Hugging Face names, tied names once. Entries that aren't the model's are dropped.
 Index to_hf(const Index& logical, const FamilyModel& model);
 

@@ -470,3 +470,22 @@ TEST(Family, EachTensorIsOnOneStageATiedEmbeddingOnBothEnds) {
 
 }  // namespace
 }  // namespace shardsmith
+
+TEST(Family, WhatBecameOfTheNamesIsToldInsteadOfThrown) {
+  const FamilyModel model = describe_model(config("gpt2"));
+  Index index = store(model).index;
+  index.tensors[0].name = "_orig_mod.module.transformer.wte.weight";
+  index.tensors[1].name = "wpe.weight";
+  index.tensors.erase(index.tensors.begin() + 4);
+  index.tensors.push_back({"score.weight", Dtype::kF32, {2, 12}, {}, ""});
+  index.reindex();
+  NameReport report;
+  const Index logical = to_logical(index, model, report);
+  EXPECT_EQ(report.missing, std::vector<std::string>{"transformer.h.0.attn.c_attn.weight"});
+  EXPECT_EQ(report.unexpected, std::vector<std::string>{"score.weight"});
+  const std::vector<std::pair<std::string, std::string>> renamed = {
+      {"_orig_mod.module.transformer.wte.weight", "transformer.wte.weight"}, {"wpe.weight", "transformer.wpe.weight"}};
+  EXPECT_EQ(report.renamed, renamed);
+  EXPECT_EQ(logical.find("transformer.seq_layers.0.attention.query.weight"), nullptr);
+  EXPECT_NE(logical.find("position_embedding.weight"), nullptr);
+}

@@ -2,6 +2,7 @@
 #include "bindings.h"
 #include "checkpoint/load.h"
 #include "checkpoint/save.h"
+#include "cli/describe.h"
 
 namespace py = pybind11;
 
@@ -151,6 +152,17 @@ void bind_checkpoint(py::module_& m) {
     py::list result;
     for (const Found& found : scan(local_storage(), path)) result.append(found_to_python(found));
     return result;
+  });
+  m.def("scan_full", [](const std::string& path) {
+    py::list result;
+    for (const Found& found : cli::full_checkpoints(local_storage(), path)) result.append(found_to_python(found));
+    return result;
+  });
+  m.def("write_values", [](const std::string& path, const py::object& tree) {
+    PtContent content;
+    content.value = from_python(tree, &content);
+    py::gil_scoped_release unlocked;
+    write_pt(local_storage(), path, content);
   });
   m.def(
       "find_checkpoint",

@@ -1,6 +1,7 @@
 // Readers, and moving an Index's bytes into memory.
 #include "bindings.h"
 #include "checkpoint/load.h"
+#include "cli/resume.h"
 #include "family/family.h"
 #include "format/detect.h"
 #include "format/hf.h"
@@ -132,11 +133,24 @@ void bind_index(py::module_& m) {
   m.def(
       "read_pt", [](const std::string& path) { return read_pt(local_storage(), path); }, Unlocked());
   m.def(
-      "read_pt_logical",
-      [](const std::string& path, const RankModel& model) {
-        return logical(read_pt(local_storage(), path), model.whole);
+      "open_as_is", [](const std::string& path) { return cli::open_source(local_storage(), path).index; }, Unlocked());
+  m.def(
+      "open_for_resume",
+      [](const std::string& path, const RankModel& model, const std::vector<std::string>& parameters) {
+        cli::ResumeSource source;
+        {
+          py::gil_scoped_release unlocked;
+          source = cli::open_for_resume(local_storage(), path, model.whole, parameters);
+        }
+        py::dict told;
+        told["format"] = source.format;
+        told["missing"] = source.names.missing;
+        told["unexpected"] = source.names.unexpected;
+        told["renamed"] = source.names.renamed;
+        told["left_out"] = source.left_out;
+        return py::make_tuple(std::move(source.index), told);
       },
-      Unlocked());
+      py::arg("path"), py::arg("model"), py::arg("parameters") = std::vector<std::string>());
   m.def(
       "read_partial",
       [](const std::string& folder) {

@@ -118,6 +118,7 @@ void bind_layout(py::module_& m) {
                              })
       .def_property_readonly("tied_names", [](const RankModel& f) { return f.whole.tied_names; })
       .def_property_readonly("ignored_suffixes", [](const RankModel& f) { return f.whole.ignored_suffixes; })
+      .def_property_readonly("prefix", [](const RankModel& f) { return f.whole.prefix; })
       .def("pieces", &pieces_of)
       .def(
           "partition",

@@ -15,7 +15,7 @@ from shardsmith.errors import Error
 from shardsmith.smp import activation_checkpointing, creation, placing, precision, shards, weightless, weights
 from shardsmith.smp.output import ModelOutput
 from shardsmith.smp.session import logger, state
-from shardsmith.smp.slices import Piece, cut, pieces
+from shardsmith.smp.slices import Piece, cut, pieces, torch_word
 
 if TYPE_CHECKING:
     from shardsmith._engine import Stage
@@ -108,6 +108,10 @@ class DistributedModel(nn.Module):
         """The module's, under the names that Hugging Face's files have."""
         aliases, known = self._model.aliases, {name for name, *_ in self._model.tensors}
         return {name if name in known else aliases.get(name, name): p for name, p in self.module.named_parameters()}
+
+    def dtype_of(self, hf_name: str) -> str:
+        """What a parameter's weights are read into: under bf16 and fp16 a float32 master."""
+        return "float32" if precision.narrow_dtype() is not None else torch_word(self._named()[hf_name].dtype)
 
     def _check_parameters(self) -> None:
         expected = {name: list(shape) for name, shape, _, _ in self._whole.tensors}

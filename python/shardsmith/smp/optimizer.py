@@ -46,6 +46,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.__dict__["_optimizer_step_pre_hooks"] = optimizer._optimizer_step_pre_hooks
         self.__dict__["_optimizer_step_post_hooks"] = optimizer._optimizer_step_post_hooks
         self._refuse_duplicates()
+        self._given = [list(group["params"]) for group in optimizer.param_groups]
         state.optimizer = self
         if state.model is not None and state.model._local:
             self.drop_foreign_parameters()
@@ -172,6 +173,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         self.optimizer.add_param_group(param_group)
         self._refuse_duplicates()
+        self._given.append(list(self.optimizer.param_groups[-1]["params"]))
         if state.model is not None and state.model._local:
             self.drop_foreign_parameters()
             self.adopt_optimized()
@@ -200,6 +202,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
             return {}
         names = {id(p): name for name, p in state.model.module.named_parameters()}
         return names | {id(p): name for name, p in state.model.optimized.items()}
+
+    def given_names(self) -> list[list[str]]:
+        """Of the groups' parameters as the script gave them, those of other stages among them. Empty without a model."""
+        if state.model is None:
+            return []
+        names = {id(p): name for name, p in state.model._named().items()}
+        return [[names[id(p)] for p in group if id(p) in names] for group in self._given]
 
     def _refuse_duplicates(self) -> None:
         names = self._names()
@@ -326,14 +335,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Learning rate and the like, as soon as a checkpoint is asked for: scripts go on to write their own."""
         files, masters = _files(pending)
         pending.options_done = True
-        if state.cfg.fp16 and masters and masters[0]["dtype"] == "float16":
+        if state.cfg.fp16 and masters and masters[0].get("dtype") == "float16":
             saved = masters[0]["loss_scaler"]
             self._scaler.restore(float(saved["loss_scale"]), int(saved["good_steps"]), int(saved["hysteresis"]))
         if not files:
             logger.warning("%s has no optimizer state: it begins anew", pending.where)
             return
         saved = files[min(state.stage, len(files) - 1)]
-        if saved["class"] != type(self.optimizer).__name__:
+        if saved.get("class", type(self.optimizer).__name__) != type(self.optimizer).__name__:
             raise Error("invalid_argument", f"{pending.where} holds the state of {saved['class']}, this optimizer is "
                                             f"{type(self.optimizer).__name__}: use load_optimizer=False to begin anew")
         self._restore_options(saved["param_groups"], pending.where)
@@ -398,7 +407,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise Error("invalid_argument", f"{where} has {len(saved)} parameter groups, this optimizer {len(groups)}")
         for group, options in zip(groups, saved):
             for key, value in options.items():
-                if key == "params":
+                if key in ("params", "param_names"):
                     continue
                 if isinstance(group.get(key), torch.Tensor) and not isinstance(value, torch.Tensor):
                     group[key].fill_(value)
@@ -408,7 +417,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
 def _files(pending: weights.Pending) -> tuple[list[Any], list[Any]]:
     """Values of the checkpoint's optimizer files, and of its files of masters. Either kind may stand in one file."""
-    values = pending.index.values["optimizer"]
+    values = pending.index.values.get("optimizer") or []
     return [v for v in values if "param_groups" in v], [v for v in values if "loss_scaler" in v]
 
 

@@ -1,4 +1,5 @@
-"""`smp.resume_from_checkpoint`."""
+"""`smp.resume_from_checkpoint`: what is found is opened as an index with our names, whatever wrote it, and read into this
+rank's slices when there are any: now, or when the partition is made."""
 from __future__ import annotations
 
 import json
@@ -11,8 +12,10 @@ import torch
 from shardsmith.errors import Error
 from shardsmith.smp import rng, weights
 from shardsmith.smp.finding import find
+from shardsmith.smp.report import LoadReport
 from shardsmith.smp.session import logger, state
 from shardsmith.smp.slices import Staging
+from shardsmith.smp.state_index import StateIndex
 from shardsmith.smp.values import decode
 
 
@@ -20,28 +23,143 @@ def resume_from_checkpoint(path: Any, tag: Any = None, partial: bool = True, str
                            load_optimizer: bool = True, load_sharded_optimizer_state: bool = True,
                            translate_function: Callable[..., Any] | None = None,
                            load_optimizer_states: bool | None = None) -> Any:
-    """After both wrappers. Returns the user content at once; weights are read when the partition is made (now, if it is)."""
+    """After both wrappers, on every rank. Returns the user content at once ({} where none was saved); weights are read when
+    the partition is made (now, if it is). What became of it all is in smp.state.load_report."""
     state.require()
-    if load_optimizer_states is not None:
+    if load_optimizer_states is not None:  # its name in 1.10
         load_optimizer = load_optimizer_states
-    if not strict:
-        raise Error("unsupported", "resume_from_checkpoint(strict=False) is not there in this version")
-    path = os.fspath(path)
-    tag = None if tag is None else str(tag)
+    path, tag = os.fspath(path), None if tag is None else str(tag)
 
     # Rank 0 looks; a shared file system may show the others old names.
     found = state.together(lambda: find(path, tag, partial) if state.rank == 0 else None)
-    found = json.loads(state.exchange(json.dumps(found).encode())[0])
-    if found["kind"] == "partial":
-        return _resume_partial(found, load_optimizer)
-    return _resume_full(found, translate_function)
+    answers = state.exchange(json.dumps([found, path, tag, partial]).encode())
+    found, *asked = json.loads(answers[0])
+    for rank, answer in enumerate(answers):
+        if json.loads(answer)[1:] != asked:
+            raise Error("invalid_argument", f"rank {rank} resumes from {json.loads(answer)[1:]}, rank 0 from {asked}: path, tag "
+                                            "and partial must be the same on every rank", rank)
+    if state.rank == 0:
+        for line in found["passed_over"]:
+            logger.warning("passed over: %s", line)
+    if found["kind"] == "partial" and translate_function is not None:
+        raise Error("invalid_argument", f"{found['at']}: translate_function is for full checkpoints, and this is a partial one")
+    pending, content = state.together(lambda: _open_partial(found, strict, load_optimizer) if found["kind"] == "partial"
+                                      else _open_other(found, strict, load_optimizer, translate_function))
+    state.pending, state.load_report = pending, pending.report
+
+    def read() -> None:
+        if state.model is not None:
+            pending.compare(state.model)
+            if state.model.partitioned:
+                weights.read_parameters(state.model, pending)
+
+    try:
+        state.together(read)
+    except Error:
+        state.pending = None
+        raise
+    weights.load_pending_optimizer()
+    logger.info("[%d] resuming from %s, step %d", state.rank, pending.where, state.optimizer_steps)
+    return content
 
 
-def read_values(file: str) -> Any:
-    """A file of plain values and tensors, tensors read."""
+def _make_pending(where: str, index: Any, found: dict[str, Any], strict: bool, load_optimizer: bool, **more: Any) -> weights.Pending:
+    report = LoadReport(where, index.format, passed_over=found["passed_over"])
+    files = index.values.get("optimizer") or []
+    if load_optimizer:
+        report.optimizer = "restored" if any("param_groups" in file for file in files) else "not there"
+    return weights.Pending(where, index, load_optimizer=load_optimizer, strict=strict, report=report, **more)
+
+
+def _open_partial(found: dict[str, Any], strict: bool, load_optimizer: bool) -> tuple[weights.Pending, Any]:
     from shardsmith import _core
 
-    index = _core.read_pt(file)
+    folder, manifest = found["at"], found["manifest"]
+    mesh = state.mesh
+    saved = _core.Mesh(manifest["world_size"], manifest["pp"], manifest["tp"], manifest["placement"])
+    same_layout = all(getattr(saved, key) == getattr(mesh, key) for key in ("world_size", "pp_size", "tp_size", "placement"))
+    index = _core.read_partial(folder)
+    # The decision is the checkpoint's, unless another one is asked for by another degree.
+    same_stages = manifest["pp"] == mesh.pp_size
+    if state.model is not None and state.model._first and same_stages:
+        same_stages = list(manifest["first"]) == list(state.model._first)
+    pending = _make_pending(folder, index, found, strict, load_optimizer, prefix="model/",
+                            first=list(manifest["first"]) if same_stages else None)
+    pending.report.step = state.optimizer_steps = int(manifest["step"])
+    names = set(os.listdir(folder))
+    own = f"rng_{state.rank}.pt"
+    if same_layout and own in names:
+        values = read_values(os.path.join(folder, own))
+        rng.restore(values)
+        state.step_calls = int(values["step_calls"])
+    else:
+        if "rng_0.pt" in names:
+            state.step_calls = int(read_values(os.path.join(folder, "rng_0.pt"))["step_calls"])
+        rng.reseed((state.optimizer_steps << 20) + state.rank)
+        pending.report.reseeded = True
+        if state.rank == 0:
+            logger.warning("%s was saved by another layout of ranks (%d; now %d): random generators are seeded anew", folder,
+                           manifest["world_size"], state.size)
+    return pending, read_values(os.path.join(folder, "user_content.pt")) if "user_content.pt" in names else {}
+
+
+def _open_other(found: dict[str, Any], strict: bool, load_optimizer: bool,
+                translate_function: Callable[..., Any] | None) -> tuple[weights.Pending, Any]:
+    from shardsmith import _core
+
+    model, optimizer, at = state.model, state.optimizer, found["at"]
+    if model is None:
+        raise Error("invalid_argument", "resume_from_checkpoint comes after smp.DistributedModel")
+    if translate_function is not None:
+        index = StateIndex(model, _translated(at, translate_function))
+        pending, told = _make_pending(at, index, found, strict, False), index.told
+    else:
+        loads = load_optimizer and optimizer is not None
+        parameters = [name for group in optimizer.given_names() for name in group] if loads else []
+        index, told = _core.open_for_resume(at, model._model, parameters)
+        pending = _make_pending(at, index, found, strict, load_optimizer, prefix="model/")
+    report = pending.report
+    report.format, report.unexpected, report.renamed = told["format"], list(told["unexpected"]), list(told["renamed"])
+    left_out = told.get("left_out", []) if load_optimizer else []
+    if left_out and state.rank == 0:
+        logger.warning("%s: %s%s", at, left_out[0], f", and {len(left_out) - 1} more" if len(left_out) > 1 else "")
+    if left_out and report.optimizer == "not there":
+        report.optimizer = "left out"
+    if (step := index.values.get("step")) is not None:
+        report.step = state.optimizer_steps = int(step)
+    content = values_of(index, index.values["content"], at) if index.values.get("content") else {}
+    # Beside weights of another tool a script may have saved some.
+    companion = os.path.join(found["folder"], f"user_content_{found['tag']}")
+    if not content and told["format"] != "full" and os.path.isfile(companion):
+        content = read_values(companion)
+    return pending, content
+
+
+def _translated(at: str, function: Callable[..., Any]) -> dict[str, Any]:
+    """What the function makes of all weights. They are in memory as a whole for that long, on every rank."""
+    from shardsmith import _core
+
+    index = _core.open_as_is(at)
+    names = {name: name for name in index.names()}
+    below = {name: name.removeprefix("model/") for name in names if name.startswith("model/")}
+    if index.format in ("pt", "dcp", "full"):
+        names = {name: plain.replace("~1", "/").replace("~0", "~") for name, plain in (below or names).items()}
+    staging, tensors = Staging(), {}
+    for name, plain in names.items():
+        tensors[plain] = torch.empty(index.shape(name), dtype=getattr(torch, index.dtype(name)))
+        staging.add(name, tensors[plain])
+    staging.read(index, where=at)
+    try:
+        result = function(tensors)
+    except Exception as error:
+        raise Error("invalid_argument", f"{at}: translate_function raised {type(error).__name__}: {error}") from error
+    if not isinstance(result, dict):
+        raise Error("invalid_argument", f"{at}: translate_function must return a state dict, not {type(result).__name__}")
+    return result
+
+
+def values_of(index: Any, value: Any, where: str) -> Any:
+    """Plain values of an index with the tensors among them, read."""
     staging = Staging()
 
     def tensor(name: Any) -> torch.Tensor:
@@ -50,65 +168,15 @@ def read_values(file: str) -> Any:
         return result
 
     # Numpy arrays share their tensors' memory, so reading afterwards fills them too.
-    values = decode(index.values, tensor)
+    values = decode(value, tensor)
     if staging.wants:
-        staging.read(index, where=file)
+        staging.read(index, where=where)
     return values
 
 
-def _resume_partial(found: dict[str, Any], load_optimizer: bool) -> Any:
+def read_values(file: str) -> Any:
+    """A file of plain values and tensors, tensors read."""
     from shardsmith import _core
 
-    folder, manifest = found["folder"], found["manifest"]
-    same_layout = all(manifest[key] == value for key, value in (
-        ("world_size", state.size), ("pp", state.mesh.pp_size), ("tp", state.mesh.tp_size), ("rdp", state.mesh.rdp_size)))
-    names = set(os.listdir(folder))
-
-    def read() -> Any:
-        index = _core.read_partial(folder)
-        same_stages = manifest["pp"] == state.mesh.pp_size
-        if state.model is not None and state.model._first and same_stages:
-            same_stages = list(manifest["first"]) == list(state.model._first)
-        state.pending = weights.Pending(folder, index, prefix="model/",
-                                        first=list(manifest["first"]) if same_stages else None,
-                                        load_optimizer=load_optimizer)
-        state.optimizer_steps = int(manifest["step"])
-        own = f"rng_{state.rank}.pt"
-        if same_layout and own in names:
-            values = read_values(os.path.join(folder, own))
-            rng.restore(values)
-            state.step_calls = int(values["step_calls"])
-        else:
-            if "rng_0.pt" in names:
-                state.step_calls = int(read_values(os.path.join(folder, "rng_0.pt"))["step_calls"])
-            rng.reseed((state.optimizer_steps << 20) + state.rank)
-            if state.rank == 0:
-                logger.warning("%s was saved with another number of ranks: random generators are seeded anew", folder)
-        if state.model is not None and state.model.partitioned:
-            weights.read_parameters(state.model, state.pending)
-        return read_values(os.path.join(folder, "user_content.pt")) if "user_content.pt" in names else {}
-
-    content = state.together(read)
-    weights.load_pending_optimizer()
-    logger.info("[%d] resuming from %s, step %d", state.rank, folder, state.optimizer_steps)
-    return content
-
-
-def _resume_full(found: dict[str, Any], translate_function: Callable[..., Any] | None) -> Any:
-    from shardsmith import _core
-
-    if translate_function is not None:
-        raise Error("unsupported", "resume_from_checkpoint(translate_function=...) is not there in this version")
-
-    def read() -> Any:
-        if state.model is None:
-            raise Error("invalid_argument", "resume_from_checkpoint comes after smp.DistributedModel")
-        folder = found["folder"]
-        read_logical = _core.read_hf_logical if found["kind"] == "hf" else _core.read_pt_logical
-        state.pending = weights.Pending(folder, read_logical(folder, state.model._model))
-        if state.model.partitioned:
-            weights.read_parameters(state.model, state.pending)
-        companion = os.path.join(found["path"], f"user_content_{found['tag']}")
-        return read_values(companion) if found["tag"] and os.path.isfile(companion) else {}
-
-    return state.together(read)
+    index = _core.read_pt(file)
+    return values_of(index, index.values, file)

@@ -23,6 +23,7 @@ from shardsmith.smp.objects import Objects
 if TYPE_CHECKING:
     from shardsmith.smp.model import DistributedModel
     from shardsmith.smp.optimizer import DistributedOptimizer
+    from shardsmith.smp.report import LoadReport
 
 logger = logging.getLogger("shardsmith.smp")
 
@@ -77,6 +78,7 @@ class Session:
         self.model: DistributedModel | None = None
         self.optimizer: DistributedOptimizer | None = None
         self.pending: Any = None  # a checkpoint to read when the partition is made
+        self.load_report: LoadReport | None = None  # what became of the checkpoint that was resumed from last
         self.optimizer_steps = 0  # updates made, over all runs
         self.said_auto_partition = False
         self.has_failed = False

@@ -86,9 +86,11 @@ class Staging:
 
     def __init__(self) -> None:
         self.wants: list[tuple[Any, ...]] = []
+        self._targets: list[tuple[str, torch.Tensor, Piece | None]] = []
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def add(self, name: str, view: torch.Tensor, piece: Piece | None = None) -> None:
+        self._targets.append((name, view, piece))
         shape = list(view.shape) if piece is None else list(piece.shape)
         if view.device.type != "cpu" or list(view.shape) != shape:
             copy = torch.empty(shape, dtype=view.dtype)
@@ -97,6 +99,10 @@ class Staging:
         self.wants.append(want(name, view, piece.whole, piece.box) if piece else want(name, view))
 
     def read(self, index: Any, **options: Any) -> dict[str, Any]:
+        if hasattr(index, "copy"):  # of tensors in memory: StateIndex
+            for name, view, piece in self._targets:
+                index.copy(name, view, piece)
+            return {}
         report = index.read(self.wants, **options)
         with torch.no_grad():
             for target, copy in self._copies:

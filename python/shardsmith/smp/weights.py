@@ -2,13 +2,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shardsmith.errors import Error
 from shardsmith.smp import weightless
 from shardsmith.smp.precision import MASTER
+from shardsmith.smp.report import LoadReport, compare, loses
 from shardsmith.smp.session import logger, state
 from shardsmith.smp.slices import Piece, Staging, cut, initialize, pieces
 
@@ -23,15 +24,38 @@ class Pending:
     """A checkpoint that has been asked for. `index` has logical names under `prefix`."""
 
     def __init__(self, where: str, index: Any, prefix: str = "", first: list[int] | None = None,
-                 load_optimizer: bool = False, strict: bool = True):
+                 load_optimizer: bool = False, strict: bool = True, report: LoadReport | None = None):
         self.where = where
         self.index = index
         self.prefix = prefix
         self.first = first
         self.strict = strict
+        self.names = set(index.names())
+        self.report = report or LoadReport(where, index.format)
+        self.compared = False
         self.model_done = False
         self.optimizer_done = not load_optimizer
         self.options_done = not load_optimizer
+
+    def stored_name(self, logical: str) -> str | None:
+        """Under which the weights stand: where there are masters they are the weights; the model's own tensors are their
+        rounding. None where they are missing."""
+        name = f"{STATE}{logical}/{MASTER}"
+        if name in self.names:
+            return name
+        return self.prefix + logical if self.prefix + logical in self.names else None
+
+    def compare(self, model: DistributedModel) -> None:
+        """Once the model is there. Raises what strict loading refuses."""
+        if self.compared:
+            return
+        compare(model, self)
+        self.compared = True
+        if state.rank == 0:
+            logger.info("%s", self.report)
+            if lossy := [line for line in self.report.cast if loses(line)]:
+                logger.warning("%s: %d tensors are cast to a narrower type (%s%s)", self.where, len(lossy), lossy[0],
+                               ", ..." if len(lossy) > 1 else "")
 
 
 def load_model(model: DistributedModel, pending: Pending | None) -> bool:
@@ -40,20 +64,34 @@ def load_model(model: DistributedModel, pending: Pending | None) -> bool:
     if source is not None and (written := source.written(model.module)):
         logger.warning("[%d] values written to %d parameters before the partition are replaced (%s, ...)", state.rank,
                        len(written), written[0])
-    if pending is not None and not pending.model_done:
-        read_parameters(model, pending)
-        return False
-    if source is None:
-        return True
+    if pending is None or pending.model_done:
+        _fill(model, list(model._local))
+        return source is None
+    pending.compare(model)
+    missing = [name for name in model._local if name in set(pending.report.missing)]
+    _fill(model, missing)
+    read_parameters(model, pending)
+    return source is None and bool(pending.report.missing)
+
+
+def _fill(model: DistributedModel, names: list[str]) -> None:
+    """From where the model's own weights come."""
+    source = weightless.source_of(model.module)
+    if source is None or not names:
+        return
     if source.folder is not None:
         from shardsmith import _core
 
-        index = _core.read_hf_logical(source.folder, model._model)
-        read_parameters(model, Pending(source.folder, index))
-        return False
+        staging = Staging()
+        for name in names:
+            _add(staging, model._local[name], pieces(model._model, name), str)
+        staging.read(_core.read_hf_logical(source.folder, model._model), where=source.folder)
+        source.versions.clear()
+        return
     config = json.loads(model._config_text)
     shapes = {name: shape for name, shape, _, _ in model._whole.tensors}
-    for name, param in model._local.items():
+    for name in names:
+        param = model._local[name]
         if list(param.shape) == shapes[name]:
             initialize(name, param, model._seed, config)
             continue
@@ -61,29 +99,23 @@ def load_model(model: DistributedModel, pending: Pending | None) -> bool:
         initialize(name, whole, model._seed, config)
         with torch.no_grad():
             cut(model._whole, model._model, name, whole, param)
-    return False
+
+
+def _add(staging: Staging, tensor: torch.Tensor, parts: list[Piece], stored: Callable[[str], str | None]) -> None:
+    for piece in parts:
+        if (name := stored(piece.name)) is not None:  # else it is missing, and that has been said
+            staging.add(name, piece.view(tensor), piece)
 
 
 def read_parameters(model: DistributedModel, pending: Pending) -> None:
+    pending.compare(model)
     staging = Staging()
-    index = pending.index
-    names = set(index.names())
-
-    def read(tensor: torch.Tensor, parts: list[Piece]) -> None:
-        for piece in parts:
-            # Where there are masters they are the weights; the model's own tensors are their rounding.
-            master = f"{STATE}{piece.name}/{MASTER}"
-            staging.add(master if master in names else pending.prefix + piece.name, piece.view(tensor), piece)
-
     for name, master in (model.masters or {}).items():
-        read(master, model.optimized_pieces(name))
+        _add(staging, master, model.optimized_pieces(name), pending.stored_name)
     if model.masters is None or model.shards is not None:  # else they are rounded afterwards
         for name, param in model._local.items():
-            read(param, pieces(model._model, name))
-    report = staging.read(index, where=pending.where)
-    if report["cast"] and model.masters is None:
-        logger.warning("[%d] %s: %d tensors are cast to the model's dtype (%s, ...)", state.rank, pending.where,
-                       len(report["cast"]), report["cast"][0])
+            _add(staging, param, pieces(model._model, name), pending.stored_name)
+    staging.read(pending.index, where=pending.where)
     if source := weightless.source_of(model.module):
         source.versions.clear()
     model.masters_changed()
