@@ -468,9 +468,6 @@ TEST(Family, EachTensorIsOnOneStageATiedEmbeddingOnBothEnds) {
   }
 }
 
-}  // namespace
-}  // namespace shardsmith
-
 TEST(Family, WhatBecameOfTheNamesIsToldInsteadOfThrown) {
   const FamilyModel model = describe_model(config("gpt2"));
   Index index = store(model).index;
@@ -489,3 +486,6 @@ TEST(Family, WhatBecameOfTheNamesIsToldInsteadOfThrown) {
   EXPECT_EQ(logical.find("transformer.seq_layers.0.attention.query.weight"), nullptr);
   EXPECT_NE(logical.find("position_embedding.weight"), nullptr);
 }
+
+}  // namespace
+}  // namespace shardsmith

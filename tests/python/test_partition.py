@@ -105,6 +105,40 @@ results["layers"] = layers(model)
     assert "after resuming" in both[0]["refused"][1] and "one_partial" in both[0]["refused"][1]
 
 
+def test_another_degree_asks_for_another_partition(models, tmp_path):
+    """The decision holds for its own degree, with auto_partition too; another one is made anew, and the script may say it."""
+    save = TRAIN + """
+start(2, 2, auto_partition=False, default_partition=1)
+model = load("gpt2")
+smp.set_partition(model.get_module().transformer.h[0], 0)
+results["losses"] = train(model, 1)
+smp.save_checkpoint(FOLDER + "/../saved", "one", model=model)
+results["losses"] += train(model, 1)
+"""
+    whole = run(save, 2, models, tmp_path / "first")
+    resume = """
+start({pp}, 2, {config})
+model = load("gpt2")
+smp.resume_from_checkpoint(FOLDER + "/../saved", load_optimizer=False)
+results["refused"] = refusal(smp.set_partition, model.get_module().transformer.h[3], {stage})
+results["losses"] = train(model, 1)
+results["layers"] = layers(model)
+results["line"] = str(smp.state.load_report)
+"""
+    (one,) = run(TRAIN + resume.format(pp=1, config="", stage=0), 1, models, tmp_path / "one")
+    assert one["refused"] is None and one["layers"] == [0, 1, 2, 3]
+    both = run(TRAIN + resume.format(pp=2, config="", stage=1), 2, models, tmp_path / "two")
+    assert [rank["layers"] for rank in both] == [[0], [1, 2, 3]], "the checkpoint's, though auto_partition would halve it"
+    for rank in both:
+        assert rank["refused"][0] == "invalid_argument" and "is fixed" in rank["refused"][1]
+    config = "auto_partition=False, default_partition=0"
+    three = resume.replace("results[\"refused\"]", "smp.set_partition(model.get_module().transformer.h[2], 1)\nresults[\"refused\"]")
+    three = run(TRAIN + three.format(pp=3, config=config, stage=2), 3, models, tmp_path / "three")
+    assert [rank["layers"] for rank in three] == [[0, 1], [2], [3]]
+    for rank in (one, *both, *three):
+        assert rank["losses"] == pytest.approx(whole[0]["losses"][1:], rel=1e-5)
+
+
 def test_modules_go_to_the_context_that_they_are_made_in(models, tmp_path):
     body = TRAIN + """
 import copy

@@ -70,13 +70,13 @@ def set_partition(module: nn.Module, index: int) -> None:
     _stage_index(index, "smp.set_partition")
     if not isinstance(module, nn.Module):
         raise Error("invalid_argument", f"smp.set_partition takes a torch.nn.Module, not {type(module).__name__}")
+    if state.pending is not None and state.pending.first and len(state.pending.first) > 2:
+        raise Error("invalid_argument", f"smp.set_partition after resuming: the partition is the one of "
+                                        f"{state.pending.where} and is fixed; another pipeline_parallel_degree gives another one")
     if _ignored() or state.cfg.pipeline_parallel_degree == 1:
         return
     if state.model is not None and state.model.partitioned:
         raise Error("invalid_argument", "smp.set_partition: the partition has been made, at the first step")
-    if state.pending is not None and state.pending.first:
-        raise Error("invalid_argument", f"smp.set_partition after resuming: the partition is the one of "
-                                        f"{state.pending.where} and is fixed; another pipeline_parallel_degree gives another one")
     if isinstance(module, DistributedModel):
         module = module.module
     module.__dict__[_MARK] = ("set", index)

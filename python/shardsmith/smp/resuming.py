@@ -83,6 +83,8 @@ def _open_partial(found: dict[str, Any], strict: bool, load_optimizer: bool) -> 
     same_stages = manifest["pp"] == mesh.pp_size
     if state.model is not None and state.model._first and same_stages:
         same_stages = list(manifest["first"]) == list(state.model._first)
+    elif state.model is not None and manifest["first"]:  # of a model with other layers, not strictly
+        same_stages &= manifest["first"][-1] == state.model._model.description["num_layers"]
     pending = _make_pending(folder, index, found, strict, load_optimizer, prefix="model/",
                             first=list(manifest["first"]) if same_stages else None)
     pending.report.step = state.optimizer_steps = int(manifest["step"])
