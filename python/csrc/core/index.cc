@@ -107,6 +107,12 @@ void bind_index(py::module_& m) {
       .def("shape", [](const Index& index, const std::string& name) { return entry(index, name).shape; })
       .def("dtype",
            [](const Index& index, const std::string& name) { return std::string(to_string(entry(index, name).dtype)); })
+      .def("place",
+           [](const Index& index, const std::string& name) -> std::optional<std::tuple<uint32_t, uint64_t, Strides>> {
+             const TensorEntry* stored = stored_entry(index, entry(index, name));
+             if (!stored || stored->slices.size() != 1 || stored->slices[0].encoding != Encoding::kRaw) return {};
+             return std::tuple{stored->slices[0].file, stored->slices[0].offset, stored->slices[0].strides};
+           })
       .def("alias_of", [](const Index& index, const std::string& name) { return entry(index, name).alias_of; })
       .def(
           "read",

@@ -16,7 +16,7 @@ from shardsmith.smp.report import LoadReport
 from shardsmith.smp.session import logger, state
 from shardsmith.smp.slices import Staging
 from shardsmith.smp.state_index import StateIndex
-from shardsmith.smp.values import decode
+from shardsmith.smp.values_read import read_values, values_of
 
 
 def resume_from_checkpoint(path: Any, tag: Any = None, partial: bool = True, strict: bool = True,
@@ -158,27 +158,3 @@ def _translated(at: str, function: Callable[..., Any]) -> dict[str, Any]:
     if not isinstance(result, dict):
         raise Error("invalid_argument", f"{at}: translate_function must return a state dict, not {type(result).__name__}")
     return result
-
-
-def values_of(index: Any, value: Any, where: str) -> Any:
-    """Plain values of an index with the tensors among them, read."""
-    staging = Staging()
-
-    def tensor(name: Any) -> torch.Tensor:
-        result = torch.empty(index.shape(name.name), dtype=getattr(torch, index.dtype(name.name)))
-        staging.add(name.name, result)
-        return result
-
-    # Numpy arrays share their tensors' memory, so reading afterwards fills them too.
-    values = decode(value, tensor)
-    if staging.wants:
-        staging.read(index, where=where)
-    return values
-
-
-def read_values(file: str) -> Any:
-    """A file of plain values and tensors, tensors read."""
-    from shardsmith import _core
-
-    index = _core.read_pt(file)
-    return values_of(index, index.values, file)
