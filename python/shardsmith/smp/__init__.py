@@ -18,12 +18,13 @@ from shardsmith.smp.ranks import __dict__ as _ranks
 from shardsmith.smp.resuming import resume_from_checkpoint
 from shardsmith.smp.saving import save_checkpoint
 from shardsmith.smp.session import CommGroup, RankType, init, is_initialized, is_tracing, num_microbatches, state
+from shardsmith.smp.state_files import load, save
 from shardsmith.smp.stepping import StepOutput, step
 
 __all__ = [
     "CommGroup", "DistributedModel", "DistributedOptimizer", "Error", "RankType", "StepOutput",
-    "delay_param_initialization", "init", "is_initialized", "is_tracing", "model", "model_creation", "num_microbatches",
-    "partition", "resume_from_checkpoint", "save_checkpoint", "set_activation_checkpointing", "set_partition", "set_tensor_parallelism", "state", "step",
+    "delay_param_initialization", "init", "is_initialized", "is_tracing", "load", "model", "model_creation", "num_microbatches",
+    "partition", "resume_from_checkpoint", "save", "save_checkpoint", "set_activation_checkpointing", "set_partition", "set_tensor_parallelism", "state", "step",
     "tensor_parallelism",
 ]
 __all__ += sorted(name for name, value in _ranks.items()
@@ -34,7 +35,7 @@ __all__ += sorted(name for name, value in _ranks.items()
 _LATER = frozenset({
     "nn", "amp", "optimizers", "patches", "utils", "sharded_data_parallel_checkpoint", "hvd_average_grads",
     "tp_register",
-    "tp_register_with_module", "save", "load", "wait_for_checkpoint",
+    "tp_register_with_module", "wait_for_checkpoint",
 })
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from shardsmith.errors import Error
-from shardsmith.smp import activation_checkpointing, creation, placing, precision, shards, weightless, weights
+from shardsmith.smp import activation_checkpointing, creation, model_state, placing, precision, shards, weightless, weights
 from shardsmith.smp.output import ModelOutput
 from shardsmith.smp.session import logger, state
 from shardsmith.smp.slices import Piece, cut, pieces, torch_word
@@ -471,28 +471,31 @@ class DistributedModel(nn.Module):
         for hook in hooks:
             hook(self, state.optimizer)
 
-    # Saving.
+    # State.
     def local_state_dict(self) -> dict[str, Any]:
         """This rank's part: the user's names, and the mark `_smp_is_partial`."""
         self._need_partition("local_state_dict")
-        values: dict[str, Any] = {name: param.detach() for name, param in self._local.items()}
-        values["_smp_is_partial"] = state.stages > 1
-        return values
+        return model_state.local(self)
 
     def state_dict(self, *args: Any, gather_to_rank0: bool = False, **kwargs: Any) -> Mapping[str, Any]:
-        if state.stages > 1:
-            raise Error("unsupported", "model.state_dict() over several stages is not there in this version: use "
-                                       "smp.save_checkpoint(partial=True), and `shardsmith export` for the whole")
-        values = self.module.state_dict(*args, **kwargs)
-        return values if not gather_to_rank0 or state.rank == 0 else {}
+        """The whole model under the user's names, brought together over the replica's ranks, which all must call it. With
+        gather_to_rank0 all ranks but 0 get an empty dict."""
+        if state.mesh.mp_size == 1:
+            values = self.module.state_dict(*args, **kwargs)
+            return values if not gather_to_rank0 or state.rank == 0 else {}
+        self._need_partition("state_dict")
+        destination = kwargs.get("destination", args[0] if args else None)
+        values = model_state.complete(self, gather_to_rank0, kwargs.get("prefix", args[1] if len(args) > 1 else ""))
+        if destination is None:
+            return values
+        destination.update(values)
+        return destination
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, same_partition_load: bool = False,
                         **kwargs: Any) -> Any:
-        if state.stages > 1:
-            raise Error("unsupported", "model.load_state_dict() over several stages is not there in this version: use "
-                                       "smp.resume_from_checkpoint")
-        values = {name: value for name, value in state_dict.items() if name != "_smp_is_partial"}
-        return self.module.load_state_dict(values, strict=strict, **kwargs)
+        """A whole state dict (of Hugging Face's names or ours), or parts as local_state_dict gives them: these are brought
+        together, unless same_partition_load. Before the partition it is kept until then."""
+        return model_state.load(self, state_dict, strict, same_partition_load)
 
     # Moving: parameters are on the rank's device by themselves.
     def to(self, *args: Any, **kwargs: Any) -> DistributedModel:

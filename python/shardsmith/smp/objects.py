@@ -109,6 +109,13 @@ class Objects:
         self._call("answering", source, dist.send, torch.zeros(1, dtype=torch.uint8), TAG_RECEIVED)
         return value
 
+    def gather(self, value: Any, members: list[int], rank: int) -> list[Any] | None:
+        """On the first member, in the members' order."""
+        if rank != members[0]:
+            self._send(value, members[0], TAG_GATHER)
+            return None
+        return [value] + [self._receive(member, TAG_GATHER) for member in members[1:]]
+
     def allgather(self, value: Any, members: list[int], rank: int) -> list[Any]:
         """In the members' order. The first member collects and hands out."""
         if rank not in members:
@@ -116,10 +123,9 @@ class Objects:
         if len(members) == 1:
             return [value]
         first = members[0]
-        if rank != first:
-            self._send(value, first, TAG_GATHER)
+        values = self.gather(value, members, rank)
+        if values is None:
             return self._receive(first, TAG_GATHER)
-        values = [value] + [self._receive(member, TAG_GATHER) for member in members[1:]]
         for member in members[1:]:
             self._send(values, member, TAG_GATHER)
         return values

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from shardsmith.errors import Error
-from shardsmith.smp import adamw, precision, weights
+from shardsmith.smp import adamw, optimizer_state, precision, weights
 from shardsmith.smp.precision import MASTER
 from shardsmith.smp.session import logger, state
 from shardsmith.smp.slices import Staging, make_leaf, torch_word
@@ -41,6 +41,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise Error("invalid_argument", "smp.DistributedOptimizer: this optimizer is one already")
         self._scaler = precision.make_scaler(static_loss_scale, dynamic_loss_scale, dynamic_loss_args)
         self._checked: _Checked | None = None
+        self._kept: dict[str, Any] | None = None  # given to load_state_dict before the partition
         self.__dict__["optimizer"] = optimizer
         # torch's schedulers and hooks look for these on an optimizer.
         self.__dict__["_optimizer_step_pre_hooks"] = optimizer._optimizer_step_pre_hooks
@@ -265,20 +266,34 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     # State.
     def state_dict(self) -> dict[str, Any]:
-        if state.stages > 1:
-            raise Error("unsupported", "optimizer.state_dict() over several stages is not there in this version: use "
-                                       "smp.save_checkpoint, or local_state_dict() for this rank's part")
-        return self.optimizer.state_dict()
+        """The whole, in torch's form with names beside the positions. Brought together from the replica's ranks, or from all
+        where it is sharded, which all must call it."""
+        return optimizer_state.complete(self)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        state_dict = {name: value for name, value in state_dict.items() if name != "_smp_is_partial"}
-        if state.model is not None and not state.model.partitioned:
-            raise Error("unsupported", "optimizer.load_state_dict before the first step is not there in this version: use "
-                                       "smp.resume_from_checkpoint")
-        self.optimizer.load_state_dict(state_dict)
+        """What state_dict() or local_state_dict() gave. Options hold at once; state before the partition is kept until then."""
+        optimizer_state.check(self, state_dict)
+        self._restore_options(state_dict["param_groups"], "optimizer.load_state_dict")
+        if (saved := state_dict.get("loss_scaler")) and state.cfg.fp16:
+            self._scaler.restore(float(saved["loss_scale"]), int(saved["good_steps"]), int(saved["hysteresis"]))
+        if state.model is None:
+            self.optimizer.load_state_dict(state_dict)
+            return
+        state.pending_optimizer = None
+        self._kept = state_dict
+        if state.model.partitioned:
+            self.load_kept()
+
+    def load_kept(self) -> None:
+        """What load_state_dict was given before the partition."""
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            optimizer_state.load(self, kept)
 
     def local_state_dict(self, gather_if_shard: bool = True) -> dict[str, Any]:
-        return {**self.optimizer.state_dict(), "_smp_is_partial": state.stages > 1}
+        """This rank's part. With shard_optimizer_state it is gathered to reduced-data-parallel rank 0, where `state` is a list by
+        rank, unless gather_if_shard is False; then all those ranks must call it."""
+        return optimizer_state.local(self, gather_if_shard)
 
     # Checkpoints: state is known by logical names, never by position.
     def saved_tree(self, keep: list[torch.Tensor], skip: set[str]) -> dict[str, Any]:

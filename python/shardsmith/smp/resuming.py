@@ -45,7 +45,7 @@ def resume_from_checkpoint(path: Any, tag: Any = None, partial: bool = True, str
         raise Error("invalid_argument", f"{found['at']}: translate_function is for full checkpoints, and this is a partial one")
     pending, content = state.together(lambda: _open_partial(found, strict, load_optimizer) if found["kind"] == "partial"
                                       else _open_other(found, strict, load_optimizer, translate_function))
-    state.pending, state.load_report = pending, pending.report
+    state.pending, state.pending_optimizer, state.load_report = pending, pending, pending.report
 
     def read() -> None:
         if state.model is not None:
@@ -56,7 +56,7 @@ def resume_from_checkpoint(path: Any, tag: Any = None, partial: bool = True, str
     try:
         state.together(read)
     except Error:
-        state.pending = None
+        state.pending = state.pending_optimizer = None
         raise
     weights.load_pending_optimizer()
     logger.info("[%d] resuming from %s, step %d", state.rank, pending.where, state.optimizer_steps)

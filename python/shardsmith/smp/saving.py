@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from shardsmith.errors import Error
-from shardsmith.smp import rng, weightless, weights
+from shardsmith.smp import rng, weightless, whole
 from shardsmith.smp.model import DistributedModel
 from shardsmith.smp.optimizer import DistributedOptimizer
 from shardsmith.smp.session import logger, state
@@ -56,7 +56,7 @@ def save_checkpoint(path: Any, tag: Any, partial: bool = True, model: Distribute
     def gather() -> tuple[str, str]:
         config = weightless.saved_config_text(model.module) if model is not None else ""
         hf = _write_hf_folder(path, model, config) if state.rank == 0 and model is not None else ""
-        skip = _stored_elsewhere()
+        skip = whole.stored_elsewhere()
         if rdp == 0 and model is not None:
             files.append((f"model_{pp}_{tp}.pt", _model_tree(model, keep, skip)))
         is_sharded = state.model is not None and state.model.shards is not None
@@ -84,14 +84,6 @@ def save_checkpoint(path: Any, tag: Any, partial: bool = True, model: Distribute
                                 num_kept_partial_checkpoints, state.cfg.peer_timeout)
     del keep
     logger.info("[%d] saved %s", state.rank, result["folder"])
-
-
-def _stored_elsewhere() -> set[str]:
-    """Tied tensors are stored once, by the first stage."""
-    model = state.model
-    if model is None or state.stages == 1 or state.stage == 0:
-        return set()
-    return {name for name, _, _, also_last in model._model.tensors if also_last}
 
 
 def _model_tree(model: DistributedModel, keep: list[torch.Tensor], skip: set[str]) -> dict[str, Any]:

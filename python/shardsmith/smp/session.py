@@ -74,13 +74,18 @@ class Session:
         self.members: dict[str, list[int]] = {}
         self.groups: dict[str, dist.ProcessGroup | None] = {}
         self.peers: Any = None
+        self.store: dist.Store | None = None
+        self.rounds: dict[str, int] = {}  # of gathering.py, by kind of group
         self.objects: Objects | None = None
         self.model: DistributedModel | None = None
         self.optimizer: DistributedOptimizer | None = None
         self.pending: Any = None  # a checkpoint to read when the partition is made
+        self.pending_optimizer: Any = None  # likewise, for the optimizer's state
         self.load_report: LoadReport | None = None  # what became of the checkpoint that was resumed from last
         self.optimizer_steps = 0  # updates made, over all runs
         self.said_auto_partition = False
+        self.said_state_dict = False
+        self.said_pickle = False
         self.has_failed = False
         self.step_calls = 0  # calls of step functions, over all runs: dropout masks depend on it
 
@@ -117,7 +122,7 @@ class Session:
         if self.peers is None:
             return Error("peer", text, self.rank)
         limits = self.limits
-        said = _bounded(lambda: self.peers.explain(text, limits.explain), limits.explain + limits.store)
+        said = bounded(lambda: self.peers.explain(text, limits.explain), limits.explain + limits.store)
         return Error("peer", said or f"{STORE_SILENT} (rank {self.rank} was {text})", self.rank)
 
     def fail(self, error: BaseException) -> None:
@@ -125,7 +130,7 @@ class Session:
         if self.peers is not None and self.size > 1 and not self.has_failed:
             self.has_failed = True
             said = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
-            _bounded(lambda: self.peers.fail(said), self.limits.store)
+            bounded(lambda: self.peers.fail(said), self.limits.store)
 
     def exchange(self, message: bytes, seconds: float | None = None) -> list[bytes]:
         """Every rank's message on every rank."""
@@ -133,7 +138,7 @@ class Session:
             return [message]
         limits = self.limits
         seconds = limits.communication if seconds is None else seconds
-        answers = _bounded(lambda: self.peers.exchange(message, seconds), seconds + limits.store)
+        answers = bounded(lambda: self.peers.exchange(message, seconds), seconds + limits.store)
         if answers is None:
             raise Error("timeout", STORE_SILENT, 0)
         return answers
@@ -178,7 +183,7 @@ def limits_of(peer_timeout: float) -> Limits:
 STORE_SILENT = "rank 0, or the launcher, has stalled: the store that connects the ranks does not answer"
 
 
-def _bounded(function: Callable[[], Any], seconds: float) -> Any:
+def bounded(function: Callable[[], Any], seconds: float) -> Any:
     """What the function returns or raises; None if it has not returned in time, and then its thread is left behind."""
     done: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
 
@@ -279,6 +284,7 @@ def init(config: Mapping[str, Any] | None = None) -> None:
     _make_groups()
     state.initialized = True
     store = dist.PrefixStore(f"shardsmith/{state.number}", dist.distributed_c10d._get_default_store())
+    state.store = store
     state.peers = _engine.StorePeers(store, state.rank, state.size, "world")
     state.objects = Objects(state, state.groups["objects"])
     _tell_what_ends_the_script()

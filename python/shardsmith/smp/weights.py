@@ -67,6 +67,11 @@ def load_model(model: DistributedModel, pending: Pending | None) -> bool:
     if pending is None or pending.model_done:
         _fill(model, list(model._local))
         return source is None
+    if hasattr(pending.index, "read_into"):  # this rank's own part: model_state.LocalIndex
+        _fill(model, list(model._local))
+        pending.index.read_into(model)
+        pending.model_done = True
+        return False
     pending.compare(model)
     missing = [name for name in model._local if name in set(pending.report.missing)]
     _fill(model, missing)
@@ -124,10 +129,12 @@ def read_parameters(model: DistributedModel, pending: Pending) -> None:
 
 def load_pending_optimizer() -> None:
     """Options once there is an optimizer, state once the partition is there too."""
-    pending, optimizer, model = state.pending, state.optimizer, state.model
+    pending, optimizer, model = state.pending_optimizer, state.optimizer, state.model
     if pending is not None and optimizer is not None and not pending.options_done:
         optimizer.read_options(pending)
-    if pending is None or pending.optimizer_done or optimizer is None or model is None or not model._local:
+    if optimizer is None or model is None or not model._local:
         return
-    state.together(lambda: optimizer.read_state(pending))
-    pending.optimizer_done = True
+    if pending is not None and not pending.optimizer_done:
+        state.together(lambda: optimizer.read_state(pending))
+        pending.optimizer_done = True
+    optimizer.load_kept()
