@@ -112,10 +112,18 @@ FolderState look_at(Storage& storage, const std::string& folder) {
   }
   try {
     state.manifest = read_manifest(storage, folder);
+    std::vector<std::string> missing;
+    for (const ManifestFile& file : state.manifest->files)
+      if (!storage.stat(join(folder, file.name)).exists) missing.push_back(file.name);
+    if (!missing.empty()) {
+      std::string more;
+      for (size_t i = 1; i < missing.size(); ++i) more += (i > 1 ? ", " : ", and so ") + missing[i];
+      if (missing.size() > 1) more += missing.size() > 2 ? " are" : " is";
+      fail(ErrorKind::kCorrupt, join(folder, missing[0]), " is missing", more);
+    }
     for (const ManifestFile& file : state.manifest->files) {
       const std::string path = join(folder, file.name);
       const Stat found = storage.stat(path);
-      if (!found.exists) fail(ErrorKind::kCorrupt, path, " is missing");
       if (found.is_link || found.is_directory) fail(ErrorKind::kCorrupt, path, " is no plain file");
       if (found.size != file.size) {
         fail(ErrorKind::kCorrupt, path, " has ", found.size, " bytes, the manifest says ", file.size);

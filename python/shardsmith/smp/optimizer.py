@@ -13,7 +13,7 @@ from shardsmith.errors import Error
 from shardsmith.smp import adamw, optimizer_state, precision, weights
 from shardsmith.smp.precision import MASTER
 from shardsmith.smp.session import logger, state
-from shardsmith.smp.slices import Staging, make_leaf, torch_word
+from shardsmith.smp.slices import Staging, make_leaf, pieces, torch_word
 from shardsmith.smp.weights import STATE
 
 
@@ -378,6 +378,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 if key == MASTER:  # read with the weights
                     continue
                 keys.setdefault(logical, []).append(key)
+        _refuse_half_states(pending, files, keys)
         hf_names = {id(p): name for name, p in state.model.optimized.items()}
         staging = Staging()
         for group in self.optimizer.param_groups:
@@ -434,6 +435,21 @@ def _files(pending: weights.Pending) -> tuple[list[Any], list[Any]]:
     """Values of the checkpoint's optimizer files, and of its files of masters. Either kind may stand in one file."""
     values = pending.index.values.get("optimizer") or []
     return [v for v in values if "param_groups" in v], [v for v in values if "loss_scaler" in v]
+
+
+def _refuse_half_states(pending: weights.Pending, files: list[Any], keys: dict[str, list[str]]) -> None:
+    """A parameter that was never updated has no state; one that has must have all that others of its group have."""
+    shapes = {piece.name: list(piece.whole) for name, *_ in state.model._whole.tensors for piece in pieces(state.model._whole, name)}
+    for number in range(max(len(file["param_groups"]) for file in files)):
+        members = dict.fromkeys(name for file in files if number < len(file["param_groups"])
+                                for name in file["param_groups"][number]["params"])
+        shaped = {name: {key for key in keys.get(name, ()) if pending.index.shape(f"{STATE}{name}/{key}") == shapes.get(name)}
+                  for name in members}
+        every = set().union(*shaped.values())
+        for name, own in shaped.items():
+            if own and own != every:
+                raise Error("corrupt", f"{pending.where}: the optimizer's state of {name} has {', '.join(sorted(own))} but not "
+                                       f"{', '.join(sorted(every - own))}")
 
 
 def _plain_option(value: Any) -> Any:

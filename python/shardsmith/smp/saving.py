@@ -1,6 +1,7 @@
 """`smp.save_checkpoint`."""
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import shutil
@@ -49,6 +50,7 @@ def save_checkpoint(path: Any, tag: Any, partial: bool = True, model: Distribute
         raise Error("invalid_argument", "save_checkpoint: optimizer must be the smp.DistributedOptimizer")
     if optimizer is not None and (state.model is None or not state.model.partitioned):
         raise Error("invalid_argument", "save_checkpoint: the optimizer can be saved after the first step")
+    _agree(path, tag)
     pp, tp, rdp = state.mesh.coordinates(state.rank)
     keep: list[torch.Tensor] = []
     files: list[tuple[str, Any]] = []
@@ -84,6 +86,15 @@ def save_checkpoint(path: Any, tag: Any, partial: bool = True, model: Distribute
                                 num_kept_partial_checkpoints, state.cfg.peer_timeout)
     del keep
     logger.info("[%d] saved %s", state.rank, result["folder"])
+
+
+def _agree(path: str, tag: str) -> None:
+    """Before anything is written."""
+    answers = [json.loads(answer) for answer in state.exchange(json.dumps([path, tag]).encode())]
+    for rank, answer in enumerate(answers):
+        if answer != answers[0]:
+            raise Error("invalid_argument", f"save_checkpoint: rank {rank} saves {answer[1]} in {answer[0]}, rank 0 "
+                                            f"{answers[0][1]} in {answers[0][0]}: path and tag must be the same on every rank", rank)
 
 
 def _model_tree(model: DistributedModel, keep: list[torch.Tensor], skip: set[str]) -> dict[str, Any]:
