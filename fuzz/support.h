@@ -61,6 +61,7 @@ class Files final : public Storage {
   std::unique_ptr<WriteFile> create(const std::string&, Access, uint64_t) override {
     broken("a reader creates a file");
   }
+  std::unique_ptr<WriteFile> open_write(const std::string&, Access) override { broken("a reader opens to write"); }
   void make_directory(const std::string&) override { broken("a reader makes a folder"); }
   void rename(const std::string&, const std::string&) override { broken("a reader renames"); }
   bool exchange(const std::string&, const std::string&) override { broken("a reader exchanges"); }

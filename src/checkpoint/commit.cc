@@ -8,6 +8,7 @@
 #include <random>
 
 #include "base/error.h"
+#include "checkpoint/full.h"
 #include "checkpoint/load.h"
 #include "format/pt.h"
 
@@ -238,6 +239,11 @@ void recover(Storage& storage, const std::string& path) {
       if (storage.stat(full).is_directory) recover_old(storage, path, name);
     }
   }
+  for (const std::string& entry : storage.list(path)) {
+    std::string name = name_before(entry, ".tmp-");
+    if (name.empty() && entry.starts_with('.') && entry.ends_with(".old")) name = entry.substr(1, entry.size() - 5);
+    if (!name.empty() && storage.stat(join(path, entry)).is_directory) recover_full(storage, join(path, name));
+  }
   // What recover_old() has renamed is there only now.
   for (const std::string& entry : storage.list(path)) {
     const std::string full = join(path, entry);
@@ -262,9 +268,17 @@ void remove_checkpoints(Storage& storage, const std::string& path, const std::ve
 std::vector<std::string> prune(Storage& storage, const std::string& path, int keep, const std::string& just_saved) {
   std::vector<std::string> names;
   if (keep < 0) return names;
-  int kept = 1;                                     // just_saved, whatever its step
-  for (const Found& found : scan(storage, path)) {  // newest first
-    if (!found.complete || found.name == just_saved || found.folder != join(path, found.name)) continue;
+  const std::vector<Found> all = scan(storage, path);  // newest first
+  const bool partial = std::any_of(all.begin(), all.end(), [&](const Found& found) {
+    return found.kind == CheckpointKind::kPartial && found.name == just_saved;
+  });
+  int kept = partial ? 1 : 0;  // just_saved, whatever its step
+  // A full checkpoint is no state of training to go on from: one that is stays.
+  if (!partial) keep = std::max(keep, 1);
+  for (const Found& found : all) {
+    if (found.kind != CheckpointKind::kPartial || !found.complete || found.name == just_saved ||
+        found.folder != join(path, found.name))
+      continue;
     if (kept < keep) {
       ++kept;
     } else {

@@ -90,16 +90,17 @@ void write_newest(Storage& storage, const std::string& path, const std::string& 
 // The name in `newest`, "" where there is none or it is not a bare name.
 std::string read_newest(Storage& storage, const std::string& path);
 
-// Finishes or undoes what a dead save left: .old where the name is missing or incomplete goes back, else is removed;
-// .tmp-* and .gone-* are removed. Rank 0, before a save. Never touches a folder it doesn't know.
+// Finishes or undoes what a dead save left, of full checkpoints too (full.h): .old where the name is missing or
+// incomplete goes back, else is removed; .tmp-* and .gone-* are removed. Rank 0, before a save. Never touches a folder
+// it doesn't know.
 void recover(Storage& storage, const std::string& path);
 
 // The way of step 5, for these folders of `path`: all lose their names, then their content. Where it fails or the
 // machine dies, each folder has its name and is whole, or is a .gone-* that the next save's recover() removes.
 void remove_checkpoints(Storage& storage, const std::string& path, const std::vector<std::string>& names);
 
-// Removes complete checkpoints beyond the newest `keep`, never `just_saved`, never a folder without our manifest.
-// Returns the names removed.
+// Removes complete partial checkpoints beyond the newest `keep`, never `just_saved`, never a folder without our
+// manifest. Where `just_saved` is a full one, the newest partial one stays in any case. Returns the names removed.
 std::vector<std::string> prune(Storage& storage, const std::string& path, int keep, const std::string& just_saved);
 
 }  // namespace shardsmith

@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "checkpoint/commit.h"
+#include "checkpoint/full_publication.h"
 #include "checkpoint/load.h"
 
 namespace shardsmith {
@@ -26,73 +27,19 @@ void add(Index& whole, Index next, const std::string& kind) {
   whole.values.set(kind, std::move(value));
 }
 
-bool is_of_save(Storage& storage, const std::string& path, const std::string& save_id) {
-  if (!storage.stat(path).exists) return false;
-  try {
-    const Value extra = read_pt_record(storage, path).extra;
-    const Value* id = extra.find("save_id");
-    const std::string* text = id ? id->get_if<std::string>() : nullptr;
-    return text && *text == save_id;
-  } catch (const Error& e) {
-    if (e.kind() == ErrorKind::kIo) throw;
-    return false;
-  }
+// Where a companion of the weights at `path` lies: beside them, or, while a dead save has left them in `.old`, perhaps
+// still under its name one folder above.
+std::string where_companion_lies(Storage& storage, const std::string& path, const ManifestFile& file) {
+  const std::string beside = join(parent(path), file.name);
+  if (parent(path) != old_folder(parent(parent(path)), base_name(path)) || storage.stat(beside).exists) return beside;
+  return join(parent(parent(path)), file.name);
 }
 
-// Moves files out of the way and back.
-class Replacement {
- public:
-  Replacement(Storage& storage, const std::string& path)
-      : storage_(storage), old_(old_folder(parent(path), base_name(path))) {
-    remove_tree(storage_, old_);
-    for (const std::string& file : full_files(path)) {
-      if (!storage_.stat(file).exists) continue;
-      try {
-        storage_.make_directory(old_);
-        storage_.rename(file, join(old_, base_name(file)));
-      } catch (...) {
-        undo();
-        throw;
-      }
-      moved_.push_back(file);
-    }
-  }
-  void give_name(const std::string& from, const std::string& to) {
-    try {
-      storage_.rename(from, to);
-      named_.push_back(to);
-    } catch (...) {
-      undo();
-      throw;
-    }
-  }
-  // Makes the new names durable; only then the old files go.
-  void finish(const std::string& folder) {
-    try {
-      storage_.sync_directory(folder);
-    } catch (...) {
-      undo();
-      throw;
-    }
-  }
-  const std::string& old() const { return old_; }
-
- private:
-  void undo() noexcept {
-    try {
-      for (const std::string& file : named_) storage_.remove_file(file);
-      // The weights last, as they stand for the rest.
-      for (auto file = moved_.rbegin(); file != moved_.rend(); ++file)
-        storage_.rename(join(old_, base_name(*file)), *file);
-      remove_tree(storage_, old_);
-    } catch (...) {  // the files are in `.old`, whole
-    }
-  }
-
-  Storage& storage_;
-  std::string old_;
-  std::vector<std::string> moved_, named_;
-};
+std::string kind_of(const std::string& path, const ManifestFile& file) {
+  for (const char* known : {"user_content", "optimizer"})
+    if (base_name(companion(known, path)) == file.name) return known;
+  fail(ErrorKind::kCorrupt, path, ": names '", file.name, "' as part of it, which can't be");
+}
 
 }  // namespace
 
@@ -111,24 +58,62 @@ bool is_full(Storage& storage, const std::string& path) {
 }
 
 Index read_full(Storage& storage, const std::string& path, Manifest* manifest) {
-  const PtRecord record = read_pt_record(storage, path);
-  const Value* found = record.extra.find(kKey);
-  if (!found) fail(ErrorKind::kCorrupt, path, ": no full checkpoint of ours: its extra record doesn't say so");
-  Manifest full = manifest_from(*found, path);
+  Manifest full = full_manifest(storage, path);
   Index whole;
   whole.format = "full";
   add(whole, read_pt(storage, path), "model");
   for (const ManifestFile& file : full.files) {
-    const std::string name = join(parent(path), file.name);
-    std::string kind;
-    for (const char* known : {"user_content", "optimizer"})
-      if (companion(known, path) == name) kind = known;
-    if (kind.empty()) fail(ErrorKind::kCorrupt, path, ": names '", file.name, "' as part of it, which can't be");
-    check_file(storage, name, file);
-    add(whole, read_pt(storage, name), kind);
+    const std::string kind = kind_of(path, file);
+    const std::string where = where_companion_lies(storage, path, file);
+    check_file(storage, where, file);
+    add(whole, read_pt(storage, where), kind);
   }
   if (manifest) *manifest = std::move(full);
   return whole;
+}
+
+Manifest full_manifest(Storage& storage, const std::string& path) {
+  const PtRecord record = read_pt_record(storage, path);
+  const Value* found = record.extra.find(kKey);
+  if (!found) fail(ErrorKind::kCorrupt, path, ": no full checkpoint of ours: its extra record doesn't say so");
+  return manifest_from(*found, path);
+}
+
+FolderState look_at_full(Storage& storage, const std::string& path) {
+  FolderState state;
+  const Stat stat = storage.stat(path);
+  if (!stat.exists) return state;
+  state.completeness = Completeness::kIncomplete;
+  if (stat.is_directory || stat.is_link) {
+    state.why = "no plain file";
+    return state;
+  }
+  try {
+    state.manifest = full_manifest(storage, path);
+    for (const ManifestFile& file : state.manifest->files) {
+      kind_of(path, file);
+      check_file(storage, where_companion_lies(storage, path, file), file);
+    }
+    state.completeness = Completeness::kComplete;
+  } catch (const Error& e) {
+    if (e.kind() == ErrorKind::kIo) throw;
+    if (e.kind() == ErrorKind::kUnsupported && !state.manifest) state.completeness = Completeness::kUnknown;
+    state.why = e.what();
+  }
+  return state;
+}
+
+uint64_t full_bytes(Storage& storage, const std::string& path, const Manifest& manifest) {
+  uint64_t bytes = storage.stat(path).size;
+  for (const ManifestFile& file : manifest.files) bytes += file.size;
+  return bytes;
+}
+
+Value full_extra(const Manifest& manifest) {
+  Value extra;
+  extra.set("save_id", manifest.save_id);
+  extra.set(kKey, to_value(manifest));
+  return extra;
 }
 
 Manifest write_full(Storage& storage, const std::string& path, Manifest manifest, const FullContent& content,
@@ -154,19 +139,12 @@ Manifest write_full(Storage& storage, const std::string& path, Manifest manifest
     storage.sync_directory(folder);
     if (before_names) before_names();
 
-    Replacement replacement(storage, path);
-    for (const ManifestFile& file : manifest.files)
-      replacement.give_name(join(folder, file.name), join(parent(path), file.name));
-    replacement.give_name(join(folder, base_name(path)), path);
-    replacement.finish(parent(path));
-    for (const std::string& left : {replacement.old(), folder}) {
-      try {
-        remove_tree(storage, left);
-      } catch (const Error& e) {
-        if (left_behind)
-          left_behind->push_back(str(path, " is written, but ", left, " can't be removed; remove it (", e.what(), ")"));
-      }
-    }
+    std::vector<std::string> names;
+    for (const ManifestFile& file : manifest.files) names.push_back(file.name);
+    names.push_back(base_name(path));
+    FullPublication publication(storage, path, folder, names);
+    for (std::string& line : publication.finish())
+      if (left_behind) left_behind->push_back(std::move(line));
   } catch (...) {
     try {
       remove_tree(storage, folder);
@@ -175,41 +153,6 @@ Manifest write_full(Storage& storage, const std::string& path, Manifest manifest
     throw;
   }
   return manifest;
-}
-
-bool recover_full(Storage& storage, const std::string& path) {
-  const std::string folder = parent(path), old = old_folder(folder, base_name(path));
-  if (base_name(path).ends_with("_partial")) return false;  // temporary folders of that name are a save's
-  const std::string before = temporary_folder(folder, base_name(path), "");
-  std::vector<std::string> temporaries;
-  for (const std::string& entry : storage.list(folder)) {
-    const std::string full = join(folder, entry);
-    if (full.starts_with(before) && is_save_id(full.substr(before.size())) && storage.stat(full).is_directory)
-      temporaries.push_back(full);
-  }
-  bool undone = false;
-  for (const std::string& temporary : temporaries) {
-    const std::string weights = join(temporary, base_name(path));
-    if (storage.stat(path).exists || !storage.stat(weights).exists || !is_full(storage, weights)) continue;
-    // New companions that have their names already lose them, so what is there then is old.
-    const Manifest manifest = manifest_from(*read_pt_record(storage, weights).extra.find(kKey), weights);
-    for (const ManifestFile& file : manifest.files) {
-      const std::string named = join(folder, file.name);
-      if (is_of_save(storage, named, manifest.save_id)) storage.rename(named, join(temporary, file.name));
-    }
-    if (!storage.stat(old).is_directory) continue;
-    std::vector<std::string> files = full_files(path);
-    for (auto file = files.rbegin(); file != files.rend(); ++file) {
-      const std::string moved = join(old, base_name(*file));
-      if (!storage.stat(moved).exists) continue;
-      storage.rename(moved, *file);
-      undone = true;
-    }
-    storage.sync_directory(folder);
-    if (storage.list(old).empty()) storage.remove_directory(old);
-  }
-  for (const std::string& temporary : temporaries) remove_tree(storage, temporary);
-  return undone;
 }
 
 }  // namespace shardsmith

@@ -14,6 +14,10 @@
 //   4. .{tag}.old/ and the temporary folder are removed.
 // Where 2 or 3 fail, what was moved is moved back; where the process dies, recover_full() does that. Once the new files
 // are durable it has succeeded: what 4 can't remove is told, and is no error.
+// While the new weights have no name, the old ones in  .{tag}.old/  stand in for them, with the companions that are
+// there or still have their names: the weights are moved first.
+// Saved by several ranks (save_full.h), 1 is done by all; and between 3 and 4 `newest` is replaced: if that fails, 3
+// and 2 are undone.
 #pragma once
 
 #include <functional>
@@ -21,6 +25,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/commit.h"
 #include "checkpoint/manifest.h"
 #include "format/pt.h"
 #include "layout/index.h"
@@ -41,6 +46,19 @@ bool is_full(Storage& storage, const std::string& path);
 // the weights' record says.
 Index read_full(Storage& storage, const std::string& path, Manifest* manifest);
 
+// What the weights' record says. kCorrupt where it says nothing.
+Manifest full_manifest(Storage& storage, const std::string& path);
+
+// As look_at() for a folder: reads the records, no tensor data. kAbsent, kComplete, kIncomplete (not ours, or a
+// companion is missing or of another save), kUnknown (of a newer format). Errors of the storage (kIo) are thrown.
+FolderState look_at_full(Storage& storage, const std::string& path);
+
+// Of the weights at `path` and their companions.
+uint64_t full_bytes(Storage& storage, const std::string& path, const Manifest& manifest);
+
+// PtContent::extra of the weights.
+Value full_extra(const Manifest& manifest);
+
 // The files of the full checkpoint at `path` (its weights first), complete or not.
 std::vector<std::string> full_files(const std::string& path);
 
@@ -50,8 +68,9 @@ std::vector<std::string> full_files(const std::string& path);
 Manifest write_full(Storage& storage, const std::string& path, Manifest manifest, const FullContent& content,
                     const std::function<void()>& before_names = {}, std::vector<std::string>* left_behind = nullptr);
 
-// Undoes what a dead write_full() left between 2 and 3: without weights at `path`, the old files get their names back,
-// the weights last. Its temporary folders go. Returns whether old files have come back. May die and run again.
+// Finishes or undoes what a dead write left: weights at `path` that are complete stay, and `.old` goes; otherwise the
+// old files get their names back, the weights last. Temporary folders go. Returns whether old files have come back. May
+// die and run again.
 bool recover_full(Storage& storage, const std::string& path);
 
 }  // namespace shardsmith

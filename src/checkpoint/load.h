@@ -13,10 +13,13 @@
 
 namespace shardsmith {
 
-// One folder in a directory of checkpoints.
+enum class CheckpointKind { kPartial, kFull };
+
+// One checkpoint in a directory of them.
 struct Found {
-  std::string folder;  // full path of the folder that holds it (may be the `.old` one)
-  std::string name;    // "{tag}_partial"
+  CheckpointKind kind = CheckpointKind::kPartial;
+  std::string folder;  // full path of the folder that holds it (may be the `.old` one); of a full one, of its weights
+  std::string name;    // "{tag}_partial", or "{tag}"
   bool complete = false;
   std::string why_not;  // where it is not complete, in one line
   std::optional<Manifest> manifest;
@@ -24,15 +27,17 @@ struct Found {
   bool newest = false;  // the pointer names it
 };
 
-// All that is in `path`, complete or not, newest first by the manifest's (step, time), never by name. `.{name}.old`
-// counts under `name` where `name` itself is not complete. Vanishing files are tolerated. kNotFound if path isn't
-// there. Complete: the manifest is there and each named file has its size and its extra record's digest.
+// All that is in `path`, partial and full, complete or not, newest first by the manifest's (step, time), never by name.
+// `.{name}.old` counts under `name` where `name` itself is not complete. Vanishing files are tolerated. kNotFound if
+// path isn't there. Complete: the manifest is there and each named file has its size and its extra record's digest.
 std::vector<Found> scan(Storage& storage, const std::string& path);
 
-// What to resume from: the tag if given, else the one `newest` names if complete, else the newest complete one.
-// nullopt where there is none. What was passed over, and why, is added to `passed_over`.
+// What to resume from, of one kind: the tag (or name) if given, else the one `newest` names if it is of the kind and
+// complete, else the newest complete one of the kind. nullopt where there is none. What was passed over, and why, is
+// added to `passed_over`.
 std::optional<Found> find_checkpoint(Storage& storage, const std::string& path, const std::string& tag,
-                                     std::vector<std::string>* passed_over);
+                                     std::vector<std::string>* passed_over,
+                                     CheckpointKind kind = CheckpointKind::kPartial);
 
 // A whole partial checkpoint as one Index, file by file as the manifest names them.
 // Tensor names carry no rank: model tensors by their logical names under "model/", optimizer state as

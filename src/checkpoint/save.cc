@@ -1,49 +1,23 @@
 #include "checkpoint/save.h"
 
-#include <algorithm>
-#include <chrono>
 #include <set>
 
 #include "base/error.h"
 #include "checkpoint/commit.h"
 #include "checkpoint/load.h"
 #include "checkpoint/outcome.h"
+#include "checkpoint/save_steps.h"
 
 namespace shardsmith {
 namespace {
 
 void check_request(const SaveRequest& request) {
-  if (request.path.empty()) fail(ErrorKind::kInvalidArgument, "the folder to save to is empty");
-  // Names that begin with a dot are those of unfinished saves.
-  if (!is_bare_name(request.tag) || request.tag.starts_with('.')) {
-    fail(ErrorKind::kInvalidArgument, "tag '", request.tag,
-         "' can't be a folder's name: it must not be empty, begin with '.' or contain '/' or control characters");
-  }
-  if (request.tag.size() > 200)
-    fail(ErrorKind::kInvalidArgument, "the tag has ", request.tag.size(), " bytes, at most 200 fit");
+  check_place(request.path, request.tag);
   for (const SaveFile& file : request.files) {
     if (!is_bare_name(file.name) || file.name.starts_with('.') || file.name == kManifestName) {
       fail(ErrorKind::kInvalidArgument, "'", file.name, "' can't be the name of a checkpoint's file");
     }
   }
-}
-
-// What must be the same everywhere, in words that make sense in an error.
-Value essentials(const SaveRequest& request) {
-  const Manifest& m = request.manifest;
-  Value value;
-  value.set("path", request.path);
-  value.set("tag", request.tag);
-  value.set("step", m.step);
-  value.set("world_size", m.world_size);
-  value.set("pp", m.pp);
-  value.set("tp", m.tp);
-  value.set("rdp", m.rdp);
-  value.set("placement", m.placement);
-  std::string partition;
-  for (int first : m.partition.first) partition += (partition.empty() ? "" : " ") + std::to_string(first);
-  value.set("partition", partition);
-  return value;
 }
 
 uint64_t bytes_of(const SaveFile& file) {
@@ -55,7 +29,7 @@ uint64_t bytes_of(const SaveFile& file) {
 
 Value announcement(const SaveRequest& request) {
   Value value;
-  value.set("essentials", essentials(request));
+  value.set("essentials", essentials("a partial checkpoint", request.path, request.tag, request.manifest));
   List names;
   uint64_t bytes = 0;
   for (const SaveFile& file : request.files) {
@@ -69,42 +43,19 @@ Value announcement(const SaveRequest& request) {
 
 // Every rank comes to the same verdict over the same announcements. Returns the bytes of all.
 uint64_t agree(const std::vector<Value>& announcements) {
-  const auto differs = [](size_t rank, const auto&... text) {
-    throw Error(ErrorKind::kInvalidArgument, str(text..., "; nothing was written"), static_cast<int>(rank));
-  };
+  check_essentials(announcements);
   uint64_t bytes = 0;
   std::set<std::string> names;
-  const Dict& first = *announcements[0].find("essentials")->get_if<Dict>();
   for (size_t rank = 0; rank < announcements.size(); ++rank) {
-    const Value& theirs = *announcements[rank].find("essentials");
-    for (const auto& [key, value] : first.items) {
-      const std::string& what = *key.get_if<std::string>();
-      if (*theirs.find(what) == value) continue;
-      differs(rank, "rank ", rank, " saves ", what, " ", to_json(*theirs.find(what)), " but rank 0 saves ", what, " ",
-              to_json(value));
-    }
     for (const Value& name : *announcements[rank].find("files")->get_if<List>()) {
       const std::string& text = *name.get_if<std::string>();
       if (!names.insert(text).second)
-        differs(rank, "rank ", rank, " saves ", text, ", which another file is called too");
+        fail_differing(rank, str("rank ", rank, " saves ", text, ", which another file is called too"));
     }
     bytes += static_cast<uint64_t>(*announcements[rank].find("bytes")->get_if<int64_t>());
   }
   return bytes;
 }
-
-// The folder and those above it, durable.
-void make_durable_directory(Storage& storage, const std::string& path) {
-  std::vector<std::string> missing;
-  for (std::string at = path; !storage.stat(at).exists; at = parent(at)) {
-    missing.push_back(at);
-    if (parent(at) == at) break;
-  }
-  storage.make_directory(path);
-  for (const std::string& made : missing) storage.sync_directory(parent(made));
-}
-
-std::string gigabytes(uint64_t bytes) { return str(static_cast<double>(bytes / 1000000) / 1000, " GB"); }
 
 // Rank 0, before anything is written: sweeps what a dead save left, looks for room, makes the temporary folder.
 std::string prepare(Storage& storage, const SaveRequest& request, uint64_t bytes) {
@@ -117,11 +68,7 @@ std::string prepare(Storage& storage, const SaveRequest& request, uint64_t bytes
     fail(ErrorKind::kInvalidArgument, target, " is there but is no checkpoint of ours (it has no ", kManifestName,
          "); move it away or use another tag");
   }
-  const uint64_t free = storage.free_bytes(request.path);
-  if (bytes > free) {
-    fail(ErrorKind::kNoSpace, request.path, ": the checkpoint needs ", gigabytes(bytes), " but ", gigabytes(free),
-         " are free; nothing was written");
-  }
+  check_room(storage, request.path, bytes);
   const std::string id = make_save_id();
   storage.make_directory(temporary_folder(request.path, name, id));
   return id;
@@ -170,14 +117,6 @@ void write_manifest(Storage& storage, const std::string& folder, const Manifest&
   storage.sync_directory(folder);
 }
 
-void set_back_newest(Storage& storage, const std::string& path, const std::string& before) noexcept {
-  try {
-    if (read_newest(storage, path) == before) return;
-    before.empty() ? storage.remove_file(join(path, kNewestName)) : write_newest(storage, path, before);
-  } catch (...) {  // a pointer to nothing is passed over by every reader
-  }
-}
-
 // Steps 2 to 5 of the commit rule; rank 0.
 Value commit(Storage& storage, const SaveRequest& request, const std::string& folder, const Manifest& manifest) {
   const std::string& path = request.path;
@@ -208,12 +147,6 @@ Value commit(Storage& storage, const SaveRequest& request, const std::string& fo
   value.set("pruned", std::move(pruned));
   value.set("warnings", std::move(warnings));
   return value;
-}
-
-std::vector<std::string> texts(const Value& list) {
-  std::vector<std::string> result;
-  for (const Value& item : *list.get_if<List>()) result.push_back(*item.get_if<std::string>());
-  return result;
 }
 
 }  // namespace

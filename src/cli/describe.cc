@@ -152,30 +152,6 @@ void check_folder_of_checkpoints(Storage& storage, const std::string& path) {
   }
 }
 
-std::vector<Found> full_checkpoints(Storage& storage, const std::string& path) {
-  std::vector<Found> all;
-  const std::string newest = read_newest(storage, path);
-  for (const auto& name : storage.list(path)) {
-    const std::string file = join(path, name);
-    if (name.starts_with('.') || storage.stat(file).is_directory || storage.stat(file).is_link) continue;
-    Found found{.folder = file, .name = name};
-    try {
-      if (!is_pt(storage, file) || !is_full(storage, file)) continue;
-      for (const auto& part : full_files(file)) found.bytes += storage.stat(part).size;
-      found.manifest.emplace();
-      read_full(storage, file, &*found.manifest);
-      found.complete = true;
-    } catch (const Error& e) {
-      if (!found.manifest) continue;  // no torch file, or none of ours
-      found.why_not = e.what();
-      if (found.manifest->save_id.empty()) found.manifest.reset();
-    }
-    found.newest = newest == name;
-    all.push_back(std::move(found));
-  }
-  return all;
-}
-
 bool holds_checkpoints(Storage& storage, const std::string& path) {
   if (storage.stat(join(path, kManifestName)).exists) return false;
   if (storage.stat(join(path, kNewestName)).exists) return true;

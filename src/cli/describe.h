@@ -36,9 +36,6 @@ std::string existing_path(Storage& storage, const std::string& path);
 // kInvalidArgument, saying what to do instead, for a file and for a checkpoint itself.
 void check_folder_of_checkpoints(Storage& storage, const std::string& path);
 
-// The full checkpoints (docs/formats/full.md) among the files of `path`, complete or not, in no order.
-std::vector<Found> full_checkpoints(Storage& storage, const std::string& path);
-
 // Tells a folder of checkpoints from one of them: something in it is a checkpoint, or `newest` is there.
 bool holds_checkpoints(Storage& storage, const std::string& path);
 

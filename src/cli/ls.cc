@@ -53,8 +53,10 @@ void print_table(const std::vector<Listed>& all) {
 // Partial and full ones, newest first by step and time; those that don't say come last.
 std::vector<Listed> list_all(Storage& storage, const std::string& path) {
   std::vector<Listed> all;
-  for (auto& found : scan(storage, path)) all.push_back({std::move(found), false});
-  for (auto& found : full_checkpoints(storage, path)) all.push_back({std::move(found), true});
+  for (auto& found : scan(storage, path)) {
+    const bool full = found.kind == CheckpointKind::kFull;
+    all.push_back({std::move(found), full});
+  }
   std::stable_sort(all.begin(), all.end(), [](const Listed& a, const Listed& b) {
     const auto &left = a.found.manifest, &right = b.found.manifest;
     if (!left || !right) return left.has_value() > right.has_value();

@@ -63,7 +63,8 @@ uint64_t PrunePlan::bytes() const {
 
 PrunePlan plan_prune(Storage& storage, const std::string& path, const PruneOptions& options) {
   check(options);
-  const std::vector<Found> all = scan(storage, path);  // newest first
+  std::vector<Found> all = scan(storage, path);  // newest first
+  std::erase_if(all, [](const Found& found) { return found.kind != CheckpointKind::kPartial; });
   const std::set<std::string> keep = named(all, options.keep, path);
   // Only --incomplete: complete ones are none of its business.
   const bool complete_too = options.keep_last || options.keep_every || !options.keep.empty();

@@ -145,17 +145,15 @@ std::vector<Result> verify_folder(Storage& storage, const std::string& path, con
   bool pointed = false;
   for (const auto& found : scan(storage, path)) {
     pointed = pointed || found.newest;
-    if (found.complete) {
+    if (found.kind == CheckpointKind::kFull) {
+      results.push_back(verify_path(storage, found.folder, "full", options));
+    } else if (found.complete) {
       results.push_back(verify_path(storage, found.folder, known_format(storage, found.folder), options));
     } else {
       Result result{join(path, found.name), "partial"};
       result.damage.push_back(join(path, found.name) + ": incomplete: " + found.why_not);
       results.push_back(std::move(result));
     }
-  }
-  for (const auto& found : full_checkpoints(storage, path)) {
-    pointed = pointed || found.newest;
-    results.push_back(verify_path(storage, found.folder, "full", options));
   }
   const std::string pointer = join(path, kNewestName);
   if (storage.stat(pointer).exists && !pointed) {

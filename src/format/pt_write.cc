@@ -1,8 +1,8 @@
 #include "format/pt_write.h"
+
 #include "base/error.h"
-#include "format/pickle.h"
 #include "format/pt.h"
-#include "format/pt_record.h"
+#include "format/pt_file.h"
 #include "format/stream_writer.h"
 
 namespace shardsmith {
@@ -38,61 +38,20 @@ void check_pt_tensor(const PtContent& content, size_t number, const std::string&
     if (tensor.box.extent[d] > tensor.size[d]) bad("is smaller than its box ", to_string(tensor.box));
 }
 
-namespace {
-
-std::vector<PtSlice> slice_list(const PtContent& content, const std::vector<size_t>& order, const std::string& path) {
-  std::vector<PtSlice> slices;
-  std::vector<bool> written(content.tensors.size(), false);
-  for (size_t number = 0; number < order.size(); ++number) {
-    const PtTensor& tensor = content.tensors[order[number]];
-    written[order[number]] = true;
-    if (!tensor.name.empty()) slices.push_back({number, tensor.name, tensor.global, tensor.box});
-  }
-  for (size_t i = 0; i < written.size(); ++i)
-    if (!written[i] && !content.tensors[i].name.empty())
-      fail(ErrorKind::kInvalidArgument, path, ": tensor '", content.tensors[i].name, "' stands nowhere in the value");
-  return slices;
-}
-
-}  // namespace
-
-// The file, in order: data.pkl, byteorder, data/0 ... data/N, version, shardsmith, directory. The place of each is
-// known before the first byte is written; the checksums are filled in as the bytes go by.
+// One writer: the covered bytes from the first to the last, then the tail, whose checksums are known by then.
 Written write_pt(Storage& storage, const std::string& path, const PtContent& content) {
-  std::vector<PickledTensor> tensors;
-  for (size_t i = 0; i < content.tensors.size(); ++i) {
-    const PtTensor& t = content.tensors[i];
-    check_pt_tensor(content, i, path);
-    tensors.push_back({t.storage, t.dtype, t.offset, t.size, t.strides, t.requires_grad});
-  }
-  std::vector<PickledStorage> storages;
-  for (size_t i = 0; i < content.storages.size(); ++i)
-    storages.push_back({std::to_string(i), content.storages[i].size});
-  std::vector<size_t> order;
-  const std::string pickle = write_pickle(content.value, tensors, storages, path, &order);
-  if (pickle.size() > (256 << 20))
-    fail(ErrorKind::kUnsupported, path, ": ", pickle.size(), " bytes of plain values; put large data into tensors");
-
-  TorchZip zip(pickle);
-  for (const ByteSource& source : content.storages) zip.add_storage(source);
-  zip.add_version();
-  const size_t before_record = zip.records();
-  std::string record;
-  if (content.with_slices) {
-    record = make_pt_record(slice_list(content, order, path), content.extra, zip.end());
-    zip.add(kPtRecordName, bytes_of(record), 64);
-  }
-  const uint64_t size = zip.size();
-
-  const auto file = storage.create(path, Access::kDirect, size);
-  StreamWriter out(*file, size);
-  zip.write(out, [&](size_t i) {
-    if (i == before_record) set_crcs(record, out.take_block_crcs());
-  });
+  const PtFile layout(content, path);
+  const auto file = storage.create(path, Access::kDirect, layout.size());
+  StreamWriter out(*file, layout.size());
+  PtRanges ranges(layout);
+  ContentSource source(content);
+  ranges.write(out, 0, layout.covered(), source);
+  const PtFile::Tail tail = layout.finish(ranges.crcs(), content.extra);
+  out.append(tail.bytes);
   out.finish();
   file->sync();
   file->close();
-  return {size, content.with_slices ? digest_of(record) : ""};
+  return {layout.size(), tail.digest};
 }
 
 }  // namespace shardsmith

@@ -32,6 +32,8 @@ class TorchZip {
   size_t records() const { return sources_.size(); }
   uint64_t end() const { return layout_.end(); }  // of the records so far
   uint64_t size() const;                          // of the whole archive
+  const ZipLayout& layout() const { return layout_; }
+  const ByteSource& source(size_t record) const { return sources_[record]; }
   // Appends it; `before` is called before each record.
   void write(StreamWriter& out, const std::function<void(size_t record)>& before = {}) const;
 

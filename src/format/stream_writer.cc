@@ -77,6 +77,14 @@ void StreamWriter::append(const ByteSource& source) {
   }
 }
 
+void StreamWriter::seek(uint64_t position) {
+  if (position == position_) return;
+  if (filled_ > 0) hand_over();
+  fold();
+  block_crc_ = 0;
+  position_ = position;
+}
+
 uint32_t StreamWriter::take_section_crc() {
   fold();
   const uint32_t crc = section_crc_;

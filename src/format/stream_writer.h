@@ -33,6 +33,8 @@ class StreamWriter {
   // CRC-32 of each block of the file so far; the last block may be shorter. Ends that block: call it once.
   std::vector<uint32_t> take_block_crcs();
   uint64_t position() const { return position_; }
+  // Goes on at a multiple of kBlock. (Block checksums are then those of the blocks in the order of writing.)
+  void seek(uint64_t position);
 
   // All bytes are written (not synced) when it returns. Throws what the writing thread met.
   void finish();

@@ -136,6 +136,10 @@ std::unique_ptr<WriteFile> FaultyStorage::create(const std::string& path, Access
   return std::make_unique<FaultyWriteFile<State>>(state_, state_->base.create(path, access, size_hint));
 }
 
+std::unique_ptr<WriteFile> FaultyStorage::open_write(const std::string& path, Access access) {
+  return std::make_unique<FaultyWriteFile<State>>(state_, state_->base.open_write(path, access));
+}
+
 Stat FaultyStorage::stat(const std::string& path) { return state_->base.stat(path); }
 std::string FaultyStorage::read_link(const std::string& path) { return state_->base.read_link(path); }
 

@@ -36,6 +36,7 @@ class FaultyStorage final : public Storage {
 
   std::unique_ptr<ReadFile> open_read(const std::string& path, Access access) override;
   std::unique_ptr<WriteFile> create(const std::string& path, Access access, uint64_t size_hint) override;
+  std::unique_ptr<WriteFile> open_write(const std::string& path, Access access) override;
   Stat stat(const std::string& path) override;
   std::string read_link(const std::string& path) override;
   std::vector<std::string> list(const std::string& directory) override;

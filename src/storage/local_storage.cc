@@ -195,6 +195,17 @@ class LocalStorage final : public Storage {
     return std::make_unique<LocalWriteFile>(path, std::move(buffered), std::move(direct));
   }
 
+  std::unique_ptr<WriteFile> open_write(const std::string& path, Access access) override {
+    Descriptor buffered(retry_open(path, O_RDWR | O_NONBLOCK | O_NOFOLLOW));
+    if (!buffered) fail_errno("opening for writing", path, errno);
+    struct stat info;
+    if (::fstat(buffered.get(), &info) != 0) fail_errno("opening for writing", path, errno);
+    if (!S_ISREG(info.st_mode)) fail(ErrorKind::kIo, path, ": not a regular file");
+    Descriptor direct;
+    if (access == Access::kDirect) direct = Descriptor(retry_open(path, O_WRONLY | O_DIRECT));
+    return std::make_unique<LocalWriteFile>(path, std::move(buffered), std::move(direct));
+  }
+
   Stat stat(const std::string& path) override {
     struct stat info;
     if (::lstat(path.c_str(), &info) != 0) {

@@ -68,6 +68,8 @@ class Storage {
   // found out before anything is written.
   virtual std::unique_ptr<WriteFile> create(const std::string& path, Access access = Access::kBuffered,
                                             uint64_t size_hint = 0) = 0;
+  // A file that is there, to write into: nothing is truncated. Several may have it open, for disjoint ranges.
+  virtual std::unique_ptr<WriteFile> open_write(const std::string& path, Access access = Access::kBuffered) = 0;
   virtual Stat stat(const std::string& path) = 0;  // follows no link; a missing path is not an error
   // What a link says, as it stands in it; "" where there are no links.
   virtual std::string read_link(const std::string& /*path*/) { return ""; }
@@ -79,6 +81,8 @@ class Storage {
   virtual void remove_file(const std::string& path) = 0;       // already gone is success
   virtual void remove_directory(const std::string& path) = 0;  // an empty one; already gone is success
   virtual void sync_directory(const std::string& path) = 0;
+  // Whether processes on several machines may write disjoint ranges of one file at once.
+  virtual bool is_shared_by_hosts() const { return false; }
   virtual uint64_t free_bytes(const std::string& path) = 0;
 };
 

@@ -11,39 +11,10 @@
 #include "checkpoint_fixture.h"
 #include "memory_storage.h"
 #include "storage/faulty_storage.h"
+#include "unsynced_storage.h"
 
 namespace shardsmith {
 namespace {
-
-// The machine's files without waiting for the disk: a process that dies takes nothing with it that the kernel has.
-// (What a power cut takes is tried in memory, below.)
-class UnsyncedStorage final : public ForwardingStorage {
- public:
-  using ForwardingStorage::ForwardingStorage;
-  std::unique_ptr<WriteFile> create(const std::string& path, Access access, uint64_t size) override {
-    return std::make_unique<File>(base.create(path, access, size));
-  }
-  void sync_directory(const std::string&) override {}
-
- private:
-  class File final : public WriteFile {
-   public:
-    explicit File(std::unique_ptr<WriteFile> base) : base_(std::move(base)) {}
-    void write(uint64_t offset, std::span<const std::byte> bytes) override { base_->write(offset, bytes); }
-    void truncate(uint64_t size) override { base_->truncate(size); }
-    void sync() override {}
-    void close() override { base_->close(); }
-    const std::string& path() const override { return base_->path(); }
-
-   private:
-    std::unique_ptr<WriteFile> base_;
-  };
-};
-
-Storage& files() {
-  static UnsyncedStorage storage(local_storage());
-  return storage;
-}
 
 // Two processes over a socket pair.
 class SocketPeers final : public Peers {
@@ -161,7 +132,7 @@ void expect_recovers(Storage& storage, const Scenario& scenario, const std::stri
 // A scenario's folder as it is before the save that dies; saved once and copied for each point.
 class Prepared {
  public:
-  explicit Prepared(const Scenario& scenario) { prepare(files(), scenario, folder_of(folder_)); }
+  explicit Prepared(const Scenario& scenario) { prepare(unsynced_files(), scenario, folder_of(folder_)); }
   void copy_to(const std::string& path) const {
     if (!std::filesystem::exists(folder_of(folder_))) return;  // nothing before a first save
     std::filesystem::copy(folder_of(folder_), path, std::filesystem::copy_options::recursive);
@@ -171,22 +142,10 @@ class Prepared {
   QuickFolder folder_;
 };
 
-// Runs `work` in a child process; its exit code.
-int in_child(const std::function<void()>& work) {
-  const pid_t child = ::fork();
-  if (child == 0) {
-    work();
-    ::_exit(0);
-  }
-  int status = 0;
-  ::waitpid(child, &status, 0);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-}
-
 std::vector<std::string> calls_of(const Scenario& scenario) {
   QuickFolder folder;
-  prepare(files(), scenario, folder_of(folder));
-  FaultyStorage counting(files());
+  prepare(unsynced_files(), scenario, folder_of(folder));
+  FaultyStorage counting(unsynced_files());
   EXPECT_TRUE(save_on(counting, scenario, folder_of(folder)).succeeded());
   return counting.log();
 }
@@ -206,12 +165,12 @@ TEST(Kill, AtEveryCallOfASaveWithRanksAsThreads) {
           QuickFolder folder;
           prepared.copy_to(folder_of(folder));
           const int code = in_child([&] {
-            FaultyStorage faulty(files(), {kind, at});
+            FaultyStorage faulty(unsynced_files(), {kind, at});
             save_on(faulty, scenario, folder_of(folder));
           });
           ASSERT_EQ(code, 137);
           ++points;
-          expect_recovers(files(), scenario, folder_of(folder));
+          expect_recovers(unsynced_files(), scenario, folder_of(folder));
           if (HasFatalFailure()) return;
         }
       }
@@ -240,7 +199,7 @@ TEST(Kill, AtEveryCallOfEitherOfTwoProcesses) {
           if (children[rank] != 0) continue;
           ::close(sockets[1 - rank]);
           SocketPeers peers(rank, sockets[rank]);
-          FaultyStorage faulty(files(), rank == victim ? Fault{Fault::Kind::kKill, at} : Fault{});
+          FaultyStorage faulty(unsynced_files(), rank == victim ? Fault{Fault::Kind::kKill, at} : Fault{});
           FaultyStorage without(faulty, {Fault::Kind::kNoExchange});
           RankFiles files(scenario.saved, rank, path);
           files.request.num_kept_partial_checkpoints = scenario.keep;
@@ -266,7 +225,7 @@ TEST(Kill, AtEveryCallOfEitherOfTwoProcesses) {
         ASSERT_EQ(codes[victim], 137);
         ASSERT_EQ(codes[1 - victim], 3);
         ++points;
-        expect_recovers(files(), scenario, path);
+        expect_recovers(unsynced_files(), scenario, path);
         if (HasFatalFailure()) return;
       }
     }
@@ -322,12 +281,12 @@ TEST(Kill, EveryCallMayFail) {
           QuickFolder folder;
           const std::string path = folder_of(folder);
           prepared.copy_to(path);
-          FaultyStorage faulty(files(), {kind, at});
+          FaultyStorage faulty(unsynced_files(), {kind, at});
           const SaveOutcome outcome = save_on(faulty, scenario, path);
           ++points;
           if (outcome.succeeded()) {
             warned += outcome.results[0]->warnings.empty() ? 0 : 1;
-            expect_recovers(files(), scenario, path, 2);
+            expect_recovers(unsynced_files(), scenario, path, 2);
           } else {
             ++failed;
             for (const auto& error : outcome.errors) {
@@ -340,7 +299,7 @@ TEST(Kill, EveryCallMayFail) {
                 EXPECT_EQ(text.rfind(str("rank ", error->rank(), ": "), 0), 0u) << text;
               }
             }
-            expect_recovers(files(), scenario, path, 1);
+            expect_recovers(unsynced_files(), scenario, path, 1);
           }
           if (HasFatalFailure()) return;
         }

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <optional>
 #include <random>
+#include <set>
 #include <vector>
 
 #include "base/error.h"
@@ -30,6 +31,8 @@ class MemoryStorage final : public Storage {
     std::lock_guard lock(mutex_);
     cut_at_ = -1;
     dead_ = false;
+    std::set<Node*> seen;
+    if (random) keep_some(*root_, *random, seen);
     revert(*root_, random);
   }
 
@@ -47,10 +50,16 @@ class MemoryStorage final : public Storage {
     auto& entry = folder->entries[base_name(path)];
     if (!entry) {
       entry = std::make_shared<Node>();
-      folder->unsynced.push_back({{base_name(path), entry}});
+      folder->unsynced.push_back(Change({{base_name(path), entry}}));
     }
     entry->bytes.clear();
     return std::make_unique<Writer>(*this, path, entry);
+  }
+  std::unique_ptr<WriteFile> open_write(const std::string& path, Access) override {
+    std::lock_guard lock(mutex_);
+    const auto node = find(path);
+    if (!node) fail(ErrorKind::kNotFound, path, ": opening for writing failed: No such file or directory (ENOENT)");
+    return std::make_unique<Writer>(*this, path, node);
   }
   Stat stat(const std::string& path) override {
     std::lock_guard lock(mutex_);
@@ -76,7 +85,7 @@ class MemoryStorage final : public Storage {
     if (!node) fail(ErrorKind::kNotFound, from, ": renaming failed: No such file or directory (ENOENT)");
     const auto there = find(to);
     if (there && there->folder && !there->entries.empty()) fail(ErrorKind::kIo, from, ": renaming failed (ENOTEMPTY)");
-    change(from, to, {{base_name(from), nullptr}, {base_name(to), node}});
+    move(from, to, node);
   }
   bool exchange(const std::string& a, const std::string& b) override {
     std::lock_guard lock(mutex_);
@@ -84,7 +93,7 @@ class MemoryStorage final : public Storage {
     if (!with_exchange_) return false;
     const auto one = find(a), other = find(b);
     if (!one || !other) fail(ErrorKind::kNotFound, a, ": exchanging failed (ENOENT)");
-    change(a, b, {{base_name(a), other}, {base_name(b), one}});
+    change(a, b, Change({{base_name(a), other}, {base_name(b), one}}));
     return true;
   }
   void remove_file(const std::string& path) override { remove(path); }
@@ -92,16 +101,21 @@ class MemoryStorage final : public Storage {
   void sync_directory(const std::string& path) override {
     std::lock_guard lock(mutex_);
     step();
-    const auto folder = need_folder(path);
-    folder->durable_entries = folder->entries;
-    folder->unsynced.clear();
+    make_durable(*need_folder(path), SIZE_MAX);
   }
   uint64_t free_bytes(const std::string&) override { return uint64_t{1} << 40; }
 
  private:
   struct Node;
   using NodePtr = std::shared_ptr<Node>;
-  using Change = std::vector<std::pair<std::string, NodePtr>>;  // happens as one
+  // Happens as one; across folders together with the other folder's change of the same number.
+  struct Change {
+    std::vector<std::pair<std::string, NodePtr>> entries;
+    Node* other = nullptr;
+    int64_t number = 0;
+    Change(std::vector<std::pair<std::string, NodePtr>> e, Node* o = nullptr, int64_t n = 0)
+        : entries(std::move(e)), other(o), number(n) {}
+  };
   struct Node {
     bool folder = false;
     std::string bytes, durable_bytes;
@@ -199,7 +213,7 @@ class MemoryStorage final : public Storage {
       NodePtr& next = node->entries[part];
       if (!next) {
         next = new_folder();
-        node->unsynced.push_back({{part, next}});
+        node->unsynced.push_back(Change({{part, next}}));
       }
       node = next;
     }
@@ -209,19 +223,47 @@ class MemoryStorage final : public Storage {
     step();
     const auto folder = find(parent(path));
     if (!folder || folder->entries.erase(base_name(path)) == 0) return;
-    folder->unsynced.push_back({{base_name(path), nullptr}});
+    folder->unsynced.push_back(Change({{base_name(path), nullptr}}));
   }
   static void apply(std::map<std::string, NodePtr>& entries, const Change& change) {
-    for (const auto& [name, node] : change) {
+    for (const auto& [name, node] : change.entries) {
       if (node)
         entries[name] = node;
       else
         entries.erase(name);
     }
   }
-  // Only within one folder: nothing here renames across folders.
+  void move(const std::string& from, const std::string& to, const NodePtr& node) {
+    if (parent(from) == parent(to))
+      return change(from, to, Change({{base_name(from), nullptr}, {base_name(to), node}}));
+    const auto source = need_folder(parent(from)), target = need_folder(parent(to));
+    const int64_t number = ++crossings_;
+    Change leaves({{base_name(from), nullptr}}, target.get(), number),
+        comes({{base_name(to), node}}, source.get(), number);
+    apply(source->entries, leaves);
+    apply(target->entries, comes);
+    source->unsynced.push_back(std::move(leaves));
+    target->unsynced.push_back(std::move(comes));
+  }
+  static size_t place_of(const Node& folder, int64_t number) {
+    for (size_t i = 0; i < folder.unsynced.size(); ++i)
+      if (folder.unsynced[i].number == number) return i;
+    return SIZE_MAX;
+  }
+  // The first `count` unsynced changes of a folder, and what happened in other folders with them or before.
+  static void make_durable(Node& folder, size_t count) {
+    std::vector<Change> changes = std::move(folder.unsynced);
+    count = std::min(count, changes.size());
+    folder.unsynced.assign(changes.begin() + static_cast<std::ptrdiff_t>(count), changes.end());
+    for (size_t i = 0; i < count; ++i) {
+      apply(folder.durable_entries, changes[i]);
+      if (!changes[i].other) continue;
+      const size_t place = place_of(*changes[i].other, changes[i].number);
+      if (place != SIZE_MAX) make_durable(*changes[i].other, place + 1);
+    }
+  }
   void change(const std::string& from, const std::string& to, Change change) {
-    if (parent(from) != parent(to)) throw std::logic_error("a rename across folders");
+    if (parent(from) != parent(to)) throw std::logic_error("an exchange across folders");
     const auto folder = need_folder(parent(from));
     apply(folder->entries, change);
     folder->unsynced.push_back(std::move(change));
@@ -236,17 +278,23 @@ class MemoryStorage final : public Storage {
       node.durable_bytes = node.bytes;
       return;
     }
-    const size_t kept = random ? (*random)() % (node.unsynced.size() + 1) : 0;
-    for (size_t i = 0; i < kept; ++i) apply(node.durable_entries, node.unsynced[i]);
     node.unsynced.clear();
     node.entries = node.durable_entries;
     for (auto& [name, child] : node.entries) revert(*child, random);
+  }
+  // Of each folder a prefix of its unsynced changes gets durable after all.
+  static void keep_some(Node& folder, std::mt19937& random, std::set<Node*>& seen) {
+    if (!folder.folder || !seen.insert(&folder).second) return;
+    const std::map<std::string, NodePtr> entries = folder.entries, durable = folder.durable_entries;
+    make_durable(folder, random() % (folder.unsynced.size() + 1));
+    for (const auto& [name, node] : entries) keep_some(*node, random, seen);
+    for (const auto& [name, node] : durable) keep_some(*node, random, seen);
   }
 
   const bool with_exchange_;
   std::mutex mutex_;
   NodePtr root_;
-  int64_t calls_ = 0, cut_at_ = -1;
+  int64_t calls_ = 0, cut_at_ = -1, crossings_ = 0;
   bool dead_ = false;
 };
 
@@ -258,6 +306,7 @@ class ForwardingStorage : public Storage {
   std::unique_ptr<WriteFile> create(const std::string& p, Access a, uint64_t s) override {
     return base.create(p, a, s);
   }
+  std::unique_ptr<WriteFile> open_write(const std::string& p, Access a) override { return base.open_write(p, a); }
   Stat stat(const std::string& p) override { return base.stat(p); }
   std::vector<std::string> list(const std::string& p) override { return base.list(p); }
   void make_directory(const std::string& p) override { base.make_directory(p); }

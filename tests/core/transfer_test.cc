@@ -226,6 +226,7 @@ class CountingStorage final : public Storage {
     return std::make_unique<File>(local_storage().open_read(path, access), *this);
   }
   std::unique_ptr<WriteFile> create(const std::string&, Access, uint64_t) override { std::abort(); }
+  std::unique_ptr<WriteFile> open_write(const std::string&, Access) override { std::abort(); }
   Stat stat(const std::string& path) override { return local_storage().stat(path); }
   std::vector<std::string> list(const std::string&) override { std::abort(); }
   void make_directory(const std::string&) override { std::abort(); }

@@ -1,0 +1,199 @@
+// Small full checkpoints saved by threads: tensors cut by columns (so that ranks need each other's bytes) and by rows,
+// and one that all hold; every element is another one, in every step.
+#pragma once
+
+#include "base/transport.h"
+#include "checkpoint/full.h"
+#include "checkpoint/save_full.h"
+#include "checkpoint_fixture.h"
+
+namespace shardsmith {
+
+struct FullState {
+  std::string tag;
+  int64_t step = 0;
+  int ranks = 1;
+  bool companions = false;
+
+  float element(const std::string& name, int64_t i) const {
+    return static_cast<float>(i) + static_cast<float>(std::hash<std::string>()(name) % 7) +
+           static_cast<float>(step) * 0.25f;
+  }
+  std::string bytes(const std::string& name, const Shape& shape) const {
+    std::vector<float> values(static_cast<size_t>(volume(shape)));
+    for (size_t i = 0; i < values.size(); ++i) values[i] = element(name, static_cast<int64_t>(i));
+    return {reinterpret_cast<const char*>(values.data()), values.size() * 4};
+  }
+};
+
+inline const Shape kByColumns = {300, 1200}, kByRows = {400, 600}, kShared = {65};
+
+// Owns what it points at.
+class RankSlices {
+ public:
+  // The part of `whole` that a box is, as a tensor of its own.
+  TensorRef add(PtContent& content, const std::string& name, const Shape& shape, const Box& box, std::string bytes) {
+    bytes_.push_back(std::make_unique<std::string>(std::move(bytes)));
+    PtTensor tensor;
+    tensor.storage = content.storages.size();
+    tensor.size = box.extent;
+    tensor.strides = contiguous_strides(box.extent);
+    tensor.name = name;
+    tensor.global = shape;
+    tensor.box = box;
+    content.tensors.push_back(tensor);
+    const std::string& kept = *bytes_.back();
+    content.storages.push_back({kept.size(), reinterpret_cast<const std::byte*>(kept.data()), {}});
+    return {content.tensors.size() - 1};
+  }
+  // `box` out of a whole float32 tensor.
+  static std::string cut(const std::string& whole_bytes, const Shape& shape, const Box& box) {
+    std::string out;
+    const Strides strides = contiguous_strides(shape);
+    const int64_t count = volume(box.extent);
+    for (int64_t i = 0; i < count; ++i) {
+      int64_t rest = i, place = 0;
+      for (size_t d = shape.size(); d-- > 0;) {
+        place += (box.offset[d] + rest % box.extent[d]) * strides[d];
+        rest /= box.extent[d];
+      }
+      out += whole_bytes.substr(static_cast<size_t>(place) * 4, 4);
+    }
+    return out;
+  }
+
+ private:
+  std::vector<std::unique_ptr<std::string>> bytes_;
+};
+
+// Rank `rank`'s part of `count` along `dimension`.
+inline Box part_of(const Shape& shape, size_t dimension, int rank, int count) {
+  Box box = whole(shape);
+  const int64_t begin = shape[dimension] * rank / count, end = shape[dimension] * (rank + 1) / count;
+  box.offset[dimension] = begin;
+  box.extent[dimension] = end - begin;
+  return box;
+}
+
+struct RankFull {
+  RankFull(const FullState& state, int rank, const std::string& path) {
+    request.path = path;
+    request.tag = state.tag;
+    request.manifest.step = state.step;
+    request.manifest.world_size = request.manifest.tp = state.ranks;
+    request.manifest.partition.first = {0, 0};
+    request.deadline = std::chrono::seconds(20);
+    request.weights.emplace();
+    add(state, *request.weights, "model/", "columns", kByColumns, part_of(kByColumns, 1, rank, state.ranks));
+    add(state, *request.weights, "model/", "rows", kByRows, part_of(kByRows, 0, rank, state.ranks));
+    add(state, *request.weights, "model/", "shared", kShared, whole(kShared));
+    if (!state.companions) return;
+    PtContent& optimizer = request.optimizer.emplace();
+    Value moments, by_name;
+    moments.set("exp_avg", slices.add(optimizer, "optimizer/state/columns/exp_avg", kByColumns,
+                                      part_of(kByColumns, 1, rank, state.ranks),
+                                      RankSlices::cut(state.bytes("moment", kByColumns), kByColumns,
+                                                      part_of(kByColumns, 1, rank, state.ranks))));
+    moments.set("step", state.step);
+    by_name.set("columns", moments);
+    Value group;
+    group.set("lr", 0.5);
+    group.set("betas", Tuple{{0.9, 0.99}});
+    group.set("params", List{"columns", "of rank " + std::to_string(rank)});
+    optimizer.value.set("class", "AdamW");
+    optimizer.value.set("state", by_name);
+    optimizer.value.set("param_groups", List{group});
+    if (rank != 0) return;
+    request.user_content.emplace();
+    request.user_content->value.set("note", "step " + std::to_string(state.step));
+  }
+  RankFull(const RankFull&) = delete;
+
+  FullRequest request;
+  RankSlices slices;
+
+ private:
+  void add(const FullState& state, PtContent& content, const std::string& prefix, const std::string& name,
+           const Shape& shape, const Box& box) {
+    content.value.set(
+        name, slices.add(content, prefix + name, shape, box, RankSlices::cut(state.bytes(name, shape), shape, box)));
+  }
+};
+
+// Runs `work` with one thread a rank, each with peers and a transport of its own that are gone when it ends.
+inline SaveOutcome as_ranks(int count, const std::function<SaveResult(int rank, Peers&, Transport&)>& work) {
+  SaveOutcome outcome;
+  const size_t ranks = static_cast<size_t>(count);
+  outcome.results.resize(ranks);
+  outcome.errors.resize(ranks);
+  auto peers = make_thread_peers(count);
+  auto transports = make_thread_transports(count);
+  std::vector<std::thread> threads;
+  std::mutex mutex;
+  for (size_t r = 0; r < ranks; ++r) {
+    threads.emplace_back([&, r] {
+      std::unique_ptr<Peers> mine = std::move(peers[r]);
+      std::unique_ptr<Transport> wires = std::move(transports[r]);
+      try {
+        SaveResult result = work(static_cast<int>(r), *mine, *wires);
+        std::lock_guard lock(mutex);
+        outcome.results[r] = std::move(result);
+      } catch (const Error& e) {
+        std::lock_guard lock(mutex);
+        outcome.errors[r] = e;
+      } catch (...) {
+        std::lock_guard lock(mutex);
+        outcome.power_cut = true;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return outcome;
+}
+
+inline SaveOutcome save_whole(Storage& storage, const FullState& state, const std::string& path,
+                              const std::function<void(int rank, FullRequest&)>& change = {}) {
+  std::vector<std::unique_ptr<RankFull>> ranks;
+  for (int r = 0; r < state.ranks; ++r) {
+    ranks.push_back(std::make_unique<RankFull>(state, r, path));
+    if (change) change(r, ranks.back()->request);
+  }
+  return as_ranks(state.ranks, [&](int rank, Peers& peers, Transport& transport) {
+    return save_full(storage, peers, &transport, ranks[static_cast<size_t>(rank)]->request);
+  });
+}
+
+inline std::string read_tensor(Storage& storage, const Index& index, const std::string& name) {
+  const TensorEntry* entry = index.find(name);
+  if (!entry) return "there is no " + name;
+  std::string bytes(static_cast<size_t>(volume(entry->shape) * size_of(entry->dtype)), '\0');
+  Target target;
+  target.wants.push_back(
+      {name, entry->dtype, entry->shape, whole(entry->shape), 0, 0, contiguous_strides(entry->shape)});
+  const Plan plan = make_plan(index, target);
+  const Destination destination{std::as_writable_bytes(std::span(bytes))};
+  execute(plan, index, {&destination, 1}, storage, {.threads = 1});
+  return bytes;
+}
+
+// All of a found full checkpoint, byte by byte.
+inline void expect_whole(Storage& storage, const Found& found, const FullState& state) {
+  ASSERT_EQ(found.kind, CheckpointKind::kFull);
+  ASSERT_TRUE(found.manifest);
+  ASSERT_EQ(found.manifest->step, state.step);
+  ASSERT_EQ(found.manifest->tag, state.tag);
+  const Index index = read_full(storage, found.folder, nullptr);
+  EXPECT_TRUE(read_tensor(storage, index, "model/columns") == state.bytes("columns", kByColumns));
+  EXPECT_TRUE(read_tensor(storage, index, "model/rows") == state.bytes("rows", kByRows));
+  EXPECT_TRUE(read_tensor(storage, index, "model/shared") == state.bytes("shared", kShared));
+  if (!state.companions) {
+    EXPECT_FALSE(index.values.find("optimizer"));
+    EXPECT_FALSE(index.values.find("user_content"));
+    return;
+  }
+  EXPECT_TRUE(read_tensor(storage, index, "optimizer/state/columns/exp_avg") == state.bytes("moment", kByColumns));
+  ASSERT_TRUE(index.values.find("user_content"));
+  EXPECT_EQ(*index.values.find("user_content")->find("note"), Value("step " + std::to_string(state.step)));
+}
+
+}  // namespace shardsmith
