@@ -17,10 +17,11 @@ ErrorKind kind_from(const std::string& word) {
   return ErrorKind::kPeer;
 }
 
-Value failure(ErrorKind kind, const std::string& text) {
+Value failure(ErrorKind kind, const std::string& text, int rank = -1) {
   Value message;
   message.set("kind", std::string(to_string(kind)));
   message.set("error", text);
+  message.set("rank", rank);
   return message;
 }
 
@@ -30,7 +31,7 @@ Value outcome_of(const std::function<Value()>& work) {
     message.set("value", work());
     return message;
   } catch (const Error& e) {
-    return failure(e.kind(), e.what());
+    return failure(e.kind(), e.what(), e.rank());
   } catch (const std::bad_alloc&) {
     return failure(ErrorKind::kIo, "out of memory");
   } catch (const std::exception& e) {
@@ -56,6 +57,10 @@ std::vector<Value> all_do(Peers& peers, std::chrono::milliseconds deadline, cons
       continue;
     }
     const std::string text = text_of(message, "error");
+    // One that names a rank already stays as it is.
+    const Value* at_fault = message.find("rank");
+    const int64_t* named = at_fault ? at_fault->get_if<int64_t>() : nullptr;
+    if (named && *named >= 0) throw Error(kind_from(text_of(message, "kind")), text, static_cast<int>(*named));
     if (peers.size() == 1) throw Error(kind_from(text_of(message, "kind")), text);
     throw Error(kind_from(text_of(message, "kind")), str("rank ", rank, ": ", text), static_cast<int>(rank));
   }

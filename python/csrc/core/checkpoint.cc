@@ -2,7 +2,6 @@
 #include "bindings.h"
 #include "checkpoint/load.h"
 #include "checkpoint/save.h"
-#include "cli/describe.h"
 
 namespace py = pybind11;
 
@@ -150,12 +149,14 @@ void bind_checkpoint(py::module_& m) {
         py::arg("deadline") = 300.0);
   m.def("scan", [](const std::string& path) {
     py::list result;
-    for (const Found& found : scan(local_storage(), path)) result.append(found_to_python(found));
+    for (const Found& found : scan(local_storage(), path))
+      if (found.kind == CheckpointKind::kPartial) result.append(found_to_python(found));
     return result;
   });
   m.def("scan_full", [](const std::string& path) {
     py::list result;
-    for (const Found& found : cli::full_checkpoints(local_storage(), path)) result.append(found_to_python(found));
+    for (const Found& found : scan(local_storage(), path))
+      if (found.kind == CheckpointKind::kFull) result.append(found_to_python(found));
     return result;
   });
   m.def("write_values", [](const std::string& path, const py::object& tree) {

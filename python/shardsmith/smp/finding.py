@@ -64,6 +64,10 @@ def _tagged(path: str, tag: str, partial: bool) -> dict[str, Any]:
     is_partial = os.path.isdir(at) and os.path.isfile(os.path.join(at, "manifest.json"))
     if not partial and os.path.exists(at) and not is_partial:
         return _other(at)
+    if not partial and not os.path.exists(at):
+        for entry in _core.scan_full(path):  # a save that replaced it has died: its files are in `.old`
+            if entry["name"] == tag and entry["complete"]:
+                return _other(entry["folder"])
     if not partial and not is_partial and not tag.endswith(_SUFFIX):
         if weights := _weights_in(path):
             return _other(weights)  # the Trainer asks for pytorch_model.bin in a folder that it wrote as safetensors
@@ -140,7 +144,7 @@ def _newest_full(path: str) -> dict[str, Any]:
     full.sort(key=lambda entry: (entry["name"] == newest, *_age(entry)), reverse=True)
     for entry in full:
         if entry["complete"]:
-            return _other(os.path.join(path, entry["name"]), passed_over)
+            return _other(entry["folder"], passed_over)
         passed_over.append(f"{entry['name']}: {entry['why_not']}")
     itself = _itself(path) if not passed_over else None
     if itself is not None:
