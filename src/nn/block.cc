@@ -6,6 +6,8 @@
 #include <cmath>
 #include <limits>
 
+#include "nn/linear_cpu.h"
+
 namespace shardsmith {
 namespace {
 
@@ -49,7 +51,8 @@ at::Tensor Block::normed(const at::Tensor& x, const Norm& norm) const {
   return normalize(x, norm, description_, ranks_);
 }
 
-at::Tensor Block::by_rows(const Linear& linear, const at::Tensor& x) const {
+at::Tensor Block::by_rows(const Linear& linear, const at::Tensor& x, const at::Tensor& residual) const {
+  if (residual.defined()) return cpu::linear_residual(x, linear.weight, linear.bias, linear.in_out, residual);
   if (ranks_.size() == 1) return linear(x);
   const at::Tensor y = ranks_.leave(linear.product(x));
   return linear.bias.defined() ? y + ranks_.replicated(linear.bias) : y;
@@ -60,7 +63,7 @@ at::Tensor Block::hidden_dropout(const at::Tensor& x, int which, const BlockCont
   return dropout(x, description_.hidden_dropout, site(layer_, which), context.dropout, static_cast<uint64_t>(first));
 }
 
-at::Tensor Block::attend(const at::Tensor& x, const BlockContext& context) const {
+at::Tensor Block::attend(const at::Tensor& x, const BlockContext& context, const at::Tensor& residual) const {
   const int64_t d = description_.attention_head_size;
   const at::Tensor in = ranks_.enter(x, context.sequence);
   const int64_t batch = in.size(0), sequence = in.size(1);
@@ -84,7 +87,7 @@ at::Tensor Block::attend(const at::Tensor& x, const BlockContext& context) const
     k = rotate(k, *context.rotary, context.positions);
   }
   const at::Tensor y = scores_and_sum(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), context);
-  return by_rows(dense_, y.transpose(1, 2).reshape({batch, sequence, heads_ * d}));
+  return by_rows(dense_, y.transpose(1, 2).reshape({batch, sequence, heads_ * d}), residual);
 }
 
 // q [B, n, S, d], k and v [B, kv, S, d] -> [B, n, S, d].
@@ -112,23 +115,53 @@ at::Tensor Block::scores_and_sum(const at::Tensor& q, at::Tensor k, at::Tensor v
   return at::matmul(p, v);
 }
 
-at::Tensor Block::feed_forward(const at::Tensor& x, const BlockContext& context) const {
+at::Tensor Block::feed_forward(const at::Tensor& x, const BlockContext& context, const at::Tensor& residual) const {
   const Activation activation = description_.activation;
   const at::Tensor in = ranks_.enter(x, context.sequence);
-  if (!description_.gated) return by_rows(out_, activate(in_[0](in), activation));
-  if (in_.size() == 2) return by_rows(out_, gated(in_[0](in), in_[1](in), activation));
+  if (!description_.gated) {
+    const Linear& first = in_[0];
+    const bool one = activation == Activation::kGeluTanh && cpu::has_linear(in, first.weight, first.bias);
+    const at::Tensor h =
+        one ? cpu::linear_gelu(in, first.weight, first.bias, first.in_out) : activate(first(in), activation);
+    return by_rows(out_, h, residual);
+  }
+  if (in_.size() == 2) return by_rows(out_, gated(in_[0](in), in_[1](in), activation), residual);
   const std::vector<at::Tensor> halves = in_[0](in).chunk(2, -1);
-  return by_rows(out_, gated(halves[0], halves[1], activation));
+  return by_rows(out_, gated(halves[0], halves[1], activation), residual);
 }
 
-at::Tensor Block::attention_branch(const at::Tensor& x, const BlockContext& context) const {
+at::Tensor Block::attention_branch(const at::Tensor& x, const BlockContext& context, const at::Tensor& residual) const {
   const at::Tensor in = description_.post_layernorm ? x : normed(x, attention_norm_);
-  return hidden_dropout(attend(in, context), 1, context);
+  return hidden_dropout(attend(in, context, residual), 1, context);
 }
 
-at::Tensor Block::output_branch(const at::Tensor& x, const BlockContext& context) const {
+at::Tensor Block::output_branch(const at::Tensor& x, const BlockContext& context, const at::Tensor& residual) const {
   const at::Tensor in = description_.post_layernorm ? x : normed(x, output_norm_);
-  return hidden_dropout(feed_forward(in, context), 2, context);
+  return hidden_dropout(feed_forward(in, context, residual), 2, context);
+}
+
+// The residual may be added where the product's bias is: nothing comes between them.
+bool Block::adds_residual(const Linear& last, const at::Tensor& x, const BlockContext& context) const {
+  const bool has_dropout = context.dropout.active && description_.hidden_dropout > 0;
+  return ranks_.size() == 1 && !has_dropout && cpu::has_linear(x, last.weight, last.bias);
+}
+
+at::Tensor Block::attention_alone(const at::Tensor& x, const BlockContext& context) const {
+  return attention_branch(x, context, {});
+}
+
+at::Tensor Block::output_alone(const at::Tensor& x, const BlockContext& context) const {
+  return output_branch(x, context, {});
+}
+
+at::Tensor Block::attention_sum(const at::Tensor& x, const BlockContext& context) const {
+  if (adds_residual(dense_, x, context)) return attention_branch(x, context, x);
+  return x + attention_alone(x, context);
+}
+
+at::Tensor Block::output_sum(const at::Tensor& x, const BlockContext& context) const {
+  if (adds_residual(out_, x, context)) return output_branch(x, context, x);
+  return x + output_alone(x, context);
 }
 
 bool Block::attention_is_trainable() const {
@@ -141,12 +174,18 @@ bool Block::output_is_trainable() const {
 
 at::Tensor Block::forward(const at::Tensor& x, const BlockContext& context,
                           const ActivationCheckpoint& checkpoint) const {
-  const auto attention = [this, context](const at::Tensor& in) { return attention_branch(in, context); };
-  const auto output = [this, context](const at::Tensor& in) { return output_branch(in, context); };
-  at::Tensor h = x + (checkpoint.attention ? checkpointed(x, attention, attention_is_trainable()) : attention(x));
+  const auto part = [&](const at::Tensor& in, bool is_checkpointed, bool trainable, const auto& method) {
+    const auto run = [this, context, method](const at::Tensor& h) { return (this->*method)(h, context); };
+    return is_checkpointed ? checkpointed(in, run, trainable) : run(in);
+  };
+  const bool attention_trains = attention_is_trainable(), output_trains = output_is_trainable();
+  if (description_.parallel_residual) {
+    return x + part(x, checkpoint.attention, attention_trains, &Block::attention_alone) +
+           part(x, checkpoint.output, output_trains, &Block::output_alone);
+  }
+  at::Tensor h = part(x, checkpoint.attention, attention_trains, &Block::attention_sum);
   if (description_.post_layernorm) h = normed(h, attention_norm_);
-  const at::Tensor& in = description_.parallel_residual ? x : h;
-  h = h + (checkpoint.output ? checkpointed(in, output, output_is_trainable()) : output(in));
+  h = part(h, checkpoint.output, output_trains, &Block::output_sum);
   return description_.post_layernorm ? normed(h, output_norm_) : h;
 }
 

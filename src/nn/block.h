@@ -38,16 +38,22 @@ class Block {
  private:
   bool attention_is_trainable() const;
   bool output_is_trainable() const;
-  // What is added to the residual stream.
-  at::Tensor attention_branch(const at::Tensor& x, const BlockContext& context) const;
-  at::Tensor output_branch(const at::Tensor& x, const BlockContext& context) const;
+  // What is added to the residual stream; or where a `residual` is given (see adds_residual), the sum with it.
+  at::Tensor attention_branch(const at::Tensor& x, const BlockContext& context, const at::Tensor& residual) const;
+  at::Tensor output_branch(const at::Tensor& x, const BlockContext& context, const at::Tensor& residual) const;
+  at::Tensor attention_alone(const at::Tensor& x, const BlockContext& context) const;
+  at::Tensor output_alone(const at::Tensor& x, const BlockContext& context) const;
+  // x and its branch.
+  at::Tensor attention_sum(const at::Tensor& x, const BlockContext& context) const;
+  at::Tensor output_sum(const at::Tensor& x, const BlockContext& context) const;
+  bool adds_residual(const Linear& last, const at::Tensor& x, const BlockContext& context) const;
   at::Tensor normed(const at::Tensor& x, const Norm& norm) const;
-  at::Tensor attend(const at::Tensor& x, const BlockContext& context) const;
-  at::Tensor feed_forward(const at::Tensor& x, const BlockContext& context) const;
+  at::Tensor attend(const at::Tensor& x, const BlockContext& context, const at::Tensor& residual) const;
+  at::Tensor feed_forward(const at::Tensor& x, const BlockContext& context, const at::Tensor& residual) const;
   at::Tensor scores_and_sum(const at::Tensor& q, at::Tensor k, at::Tensor v, const BlockContext& context) const;
   at::Tensor hidden_dropout(const at::Tensor& x, int which, const BlockContext& context) const;
   // The second product of a pair: each rank's summand, summed, and the bias once.
-  at::Tensor by_rows(const Linear& linear, const at::Tensor& x) const;
+  at::Tensor by_rows(const Linear& linear, const at::Tensor& x, const at::Tensor& residual) const;
 
   ModelDescription description_;
   int64_t layer_;

@@ -6,14 +6,16 @@
 #include <numbers>
 
 #include "nn/kernels_cpu.h"
+#include "nn/norm_cpu.h"
 
 namespace shardsmith {
 
 at::Tensor normalize(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, NormKind kind,
                      double epsilon) {
-  if (kind == NormKind::kLayerNorm) return at::layer_norm(x, weight.sizes(), weight, bias, epsilon);
-  if (cpu::has_kernel(x, weight) && x.scalar_type() == at::kFloat && weight.scalar_type() == at::kFloat)
-    return cpu::rms_norm(x, weight, epsilon);
+  const bool is_layer_norm = kind == NormKind::kLayerNorm;
+  if (cpu::has_norm(x, weight, bias))
+    return is_layer_norm ? cpu::layer_norm(x, weight, bias, epsilon) : cpu::rms_norm(x, weight, epsilon);
+  if (is_layer_norm) return at::layer_norm(x, weight.sizes(), weight, bias, epsilon);
   const at::Tensor wide = x.scalar_type() == at::kDouble ? x : x.to(at::kFloat);
   const at::Tensor normed = wide * at::rsqrt(wide.pow(2).mean(-1, true) + epsilon);
   return weight * normed.to(x.scalar_type());

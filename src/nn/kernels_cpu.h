@@ -9,8 +9,6 @@ namespace shardsmith::cpu {
 // True if both are on the CPU and each is float32 or bfloat16.
 bool has_kernel(const at::Tensor& a, const at::Tensor& b);
 
-at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight,
-                    double epsilon);                                // float32 only; x [..., H], weight [H]
 at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up);  // silu(gate) * up, of one dtype
 at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos,
                   const at::Tensor& sin);  // x [B, S, n, d], float32 tables [P, d]

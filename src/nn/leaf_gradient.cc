@@ -10,12 +10,14 @@ bool is_watched(const at::Tensor& weight) {
   return !torch::autograd::impl::hooks(weight).empty() || torch::autograd::impl::post_acc_grad_hooks(weight) != nullptr;
 }
 
-at::Tensor SpareTensor::take(const at::Tensor& weight) {
+at::Tensor SpareTensor::take(at::IntArrayRef sizes, const at::TensorOptions& options) {
   std::lock_guard lock(mutex_);
-  at::Tensor taken = std::move(spare_);
-  spare_ = at::Tensor();
-  const bool fits = taken.defined() && taken.sizes() == weight.sizes() && taken.options().type_equal(weight.options());
-  return fits ? taken : at::empty(weight.sizes(), weight.options().requires_grad(false));
+  if (spare_.defined() && spare_.use_count() == 1 && spare_.storage().use_count() == 1) {
+    at::Tensor taken = std::move(spare_);
+    spare_ = at::Tensor();
+    if (taken.sizes() == sizes && taken.options().type_equal(options)) return taken;
+  }
+  return at::empty(sizes, options.requires_grad(false));
 }
 
 void SpareTensor::give_back(at::Tensor tensor) {

@@ -11,11 +11,13 @@ namespace shardsmith {
 // autograd's own way.
 bool is_watched(const at::Tensor& weight);
 
-// Memory of one weight's size that is used again and again. Any thread.
+// Memory for one large tensor that is used again and again: as large as it is, malloc would map its pages anew each
+// time. Any thread.
 class SpareTensor {
  public:
-  // Uninitialised, like `weight`, without a graph.
-  at::Tensor take(const at::Tensor& weight);
+  // Uninitialised, of these sizes and options, without a graph.
+  at::Tensor take(at::IntArrayRef sizes, const at::TensorOptions& options);
+  // What others go on using is taken again when nobody holds it, or its memory, any more.
   void give_back(at::Tensor tensor);
 
  private:

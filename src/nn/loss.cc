@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "nn/softmax_cpu.h"
 
 namespace shardsmith {
 namespace {
@@ -28,42 +29,50 @@ struct Call {
   bool is_split() const { return options.ranks && options.ranks->size() > 1; }
 };
 
-// One chunk's rows: their losses, and in place of the logits the gradient of each row's loss by its logits.
-// logits [n, own], to be taken as `wide`; rows of the head that the labels [n] name count from 0 at this rank's first
-// one.
-at::Tensor softmax_loss(at::Tensor& logits, const at::Tensor& labels, at::ScalarType wide, const Call& call,
-                        bool want_gradient) {
+// One chunk's rows: their losses, and in place of the logits the gradient of each row's loss by its logits, times the
+// row's `scale` [n]. logits [n, own], to be taken as `wide`; rows of the head that the labels [n] name count from 0 at
+// this rank's first one.
+at::Tensor softmax_loss(at::Tensor& logits, const at::Tensor& labels, const at::Tensor& scale, at::ScalarType wide,
+                        const Call& call, bool want_gradient) {
+  const bool has_kernel = cpu::has_softmax(logits);
   const at::Tensor y = labels.unsqueeze(1);
-  const auto minus_one = [](const at::Tensor& like) { return at::full({1, 1}, -1.0, like.options()); };
-  if (!call.is_split()) {
+  const auto subtract_at = [&](const at::Tensor& rows, const at::Tensor& where) {
+    logits.scatter_add_(1, where, rows.to(logits.scalar_type()).neg().unsqueeze(1));
+  };
+  if (!call.is_split() && !has_kernel) {
     at::Tensor log_p = at::log_softmax(logits, 1, wide);
     const at::Tensor losses = log_p.gather(1, y).neg_();
     if (want_gradient) {
-      logits = log_p.exp_();
-      logits.scatter_add_(1, y, minus_one(logits).expand(y.sizes()));
+      logits = log_p.exp_().mul_(scale.unsqueeze(1));
+      subtract_at(scale, y);
     }
     return losses.squeeze(1);
   }
-  // Each rank's maximum, sum of exponentials above it, and the label's logit where it has it: one exchange.
-  logits = logits.to(wide);
+  // Of each rank its maximum, the sum of exponentials above it, and the label's logit where it has it: one exchange.
   const int64_t own = logits.size(1);
-  const at::Tensor here = at::logical_and(y.ge(0), y.lt(own));
-  const at::Tensor local = y.masked_fill(at::logical_not(here), 0);
-  at::Tensor facts = at::zeros({3, logits.size(0)}, logits.options());
-  if (own > 0) {
+  at::Tensor facts = at::zeros({3, logits.size(0)}, logits.options().dtype(wide));
+  const at::Tensor here = at::logical_and(y.ge(0), y.lt(own)), local = y.masked_fill(at::logical_not(here), 0);
+  if (own == 0) {
+    facts[0].fill_(-std::numeric_limits<double>::infinity());
+  } else if (has_kernel) {
+    cpu::softmax_facts(logits, labels, facts);
+  } else {
+    logits = logits.to(wide);
     facts[0].copy_(logits.amax(1));
     facts[2].copy_(logits.gather(1, local).masked_fill_(at::logical_not(here), 0).squeeze(1));
     logits.sub_(facts[0].unsqueeze(1)).exp_();
     facts[1].copy_(logits.sum(1));
-  } else {
-    facts[0].fill_(-std::numeric_limits<double>::infinity());
   }
-  const at::Tensor all = call.options.ranks->all_gather(facts);  // [size, 3, n]
+  const at::Tensor all = call.is_split() ? call.options.ranks->all_gather(facts) : facts.unsqueeze(0);  // [size, 3, n]
   const at::Tensor maxima = all.select(1, 0), maximum = maxima.amax(0);
   const at::Tensor total = (all.select(1, 1) * (maxima - maximum).exp()).sum(0);
   if (want_gradient && own > 0) {
-    logits.mul_(((facts[0] - maximum).exp() / total).unsqueeze(1));
-    logits.scatter_add_(1, local, minus_one(logits).expand(y.sizes()).masked_fill(at::logical_not(here), 0));
+    if (has_kernel) {
+      cpu::softmax_gradient(logits, labels, maximum.contiguous(), total.contiguous(), scale);
+    } else {
+      logits.mul_((scale * (facts[0] - maximum).exp() / total).unsqueeze(1));
+      subtract_at(scale.masked_fill(at::logical_not(here).squeeze(1), 0), local);
+    }
   }
   return total.log() + maximum - all.select(1, 2).sum(0);
 }
@@ -78,7 +87,7 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
     SpareTensor* spare = call.options.spare;
     const at::Tensor bias = given_bias.value_or(at::Tensor());
     const at::ScalarType product = call.product;
-    const int64_t rows = x.size(0), chunk = call.options.chunk;
+    const int64_t rows = x.size(0), chunk = std::min(call.options.chunk, rows);
     const bool want_x = call.graph && x.requires_grad(), want_weight = call.graph && weight.requires_grad();
     const bool want_bias = call.graph && bias.defined() && bias.requires_grad();
     const bool want_any = want_x || want_weight || want_bias;
@@ -88,19 +97,25 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
     at::Tensor grad_x = want_x ? at::empty_like(xp) : at::Tensor();
     const bool direct = want_weight && spare && !is_watched(weight);
     at::Tensor grad_weight, grad_bias;
-    if (want_weight) grad_weight = direct ? spare->take(weight) : at::empty(weight.sizes(), weight.options());
+    if (want_weight)
+      grad_weight =
+          direct ? spare->take(weight.sizes(), weight.options()) : at::empty(weight.sizes(), weight.options());
     if (want_bias) grad_bias = at::zeros(bias.sizes(), bias.options().dtype(wide));
+    const std::vector<int64_t> shape{chunk, weight.size(0)};
+    SpareTensor* place = call.options.logits;
+    const at::Tensor buffer = place ? place->take(shape, xp.options()) : at::empty(shape, xp.options());
     for (int64_t begin = 0; begin < rows; begin += chunk) {
       const int64_t end = std::min(rows, begin + chunk);
       const at::Tensor xc = xp.slice(0, begin, end), shares = share.slice(0, begin, end);
-      at::Tensor logits = at::mm(xc, wp.t());
+      const at::Tensor y = labels.slice(0, begin, end), scale = shares.mul(call.options.scale);
+      at::Tensor logits = buffer.slice(0, 0, end - begin);
+      at::mm_out(logits, xc, wp.t());
       if (bias.defined()) logits = logits.to(wide).add_(bias);
-      const at::Tensor losses = softmax_loss(logits, labels.slice(0, begin, end), wide, call, want_any);
+      const at::Tensor losses = softmax_loss(logits, y, scale, wide, call, want_any);
       loss.index_add_(0, part.slice(0, begin, end), losses.mul(shares));
       if (!want_any) continue;
-      const at::Tensor wide_grad = logits.mul_(shares.mul(call.options.scale).unsqueeze(1));
-      if (want_bias) grad_bias.add_(wide_grad.sum(0));
-      const at::Tensor grad = wide_grad.to(product);
+      if (want_bias) grad_bias.add_(logits.sum(0));
+      const at::Tensor grad = logits.to(product);
       if (want_x) grad_x.slice(0, begin, end).copy_(at::mm(grad, wp));
       if (want_weight) {
         if (product != weight.scalar_type())
@@ -111,6 +126,7 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
           grad_weight.addmm_(grad.t(), xc);
       }
     }
+    if (place) place->give_back(buffer);
     context->save_for_backward(direct ? variable_list{weight} : variable_list{});
     context->saved_data["spare"] = direct ? reinterpret_cast<int64_t>(spare) : int64_t{0};
     context->saved_data["grad_x"] = want_x ? grad_x.to(x.scalar_type()) : at::Tensor();
@@ -141,10 +157,10 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
         // On a GPU the number is not there to be read without waiting for it.
         factor.is_cpu() ? weight.mutable_grad().add_(grad_weight, factor.item())
                         : weight.mutable_grad().add_(scaled(grad_weight));
-        spare->give_back(grad_weight);
       } else {
         weight.mutable_grad() = scaled(grad_weight);
       }
+      spare->give_back(grad_weight);
       grad_weight = at::Tensor();
     } else {
       grad_weight = scaled(grad_weight);

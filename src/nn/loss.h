@@ -16,6 +16,7 @@ struct LossOptions {
   // With `spare`, which must outlive the graph, and a weight that nobody watches, the backward adds the weight's
   // gradient to weight.grad itself, from memory that the next microbatch uses again.
   SpareTensor* spare = nullptr;
+  SpareTensor* logits = nullptr;  // where the logits are
   // Where the head's rows are split over ranks: `weight` [own, H] begins with row `first_row` of `vocab_size`. The
   // gradient of `hidden` is then this rank's summand.
   const TensorParallel* ranks = nullptr;

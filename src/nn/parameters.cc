@@ -5,12 +5,14 @@
 #include "base/error.h"
 #include "family/local_model.h"
 #include "family/tensor_parallel.h"
+#include "nn/linear_cpu.h"
 
 namespace shardsmith {
 
 namespace {
 
 at::Tensor apply(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, bool in_out) {
+  if (cpu::has_linear(x, weight, bias)) return cpu::linear(x, weight, bias, in_out);
   if (!in_out) return at::linear(x, weight, bias);
   const at::Tensor rows = x.reshape({-1, x.size(-1)});
   const at::Tensor y = bias.defined() ? at::addmm(bias, rows, weight) : at::mm(rows, weight);

@@ -175,6 +175,7 @@ at::Tensor StageModel::loss(const at::Tensor& hidden, const Inputs& inputs, cons
     fail(ErrorKind::kInvalidArgument, "a ", description_.model_type,
          " without a head has no loss: labels can't be given");
   LossOptions options{kLossRows, head_gradient_.get()};
+  options.logits = logits_.get();
   options.scale = loss_scale;
   if (ranks_.size() > 1) options.ranks = &ranks_;
   options.first_row = first_row_;

@@ -87,6 +87,7 @@ class StageModel {
   Linear head_transform_, pooler_, classifier_;
   RotaryTable rotary_;
   std::unique_ptr<SpareTensor> head_gradient_ = std::make_unique<SpareTensor>();
+  std::unique_ptr<SpareTensor> logits_ = std::make_unique<SpareTensor>();
 };
 
 }  // namespace shardsmith

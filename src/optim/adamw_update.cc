@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 #include "layout/box.h"
-#include "optim/elements.h"
+#include "nn/elements.h"
 
 namespace shardsmith {
 namespace {

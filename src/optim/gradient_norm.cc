@@ -7,7 +7,7 @@
 #include <cmath>
 
 #include "base/error.h"
-#include "optim/elements.h"
+#include "nn/elements.h"
 
 namespace shardsmith {
 namespace {

@@ -25,7 +25,7 @@ Precision precision_of(const std::string& word) {
 ActivationMemory::ActivationMemory(const FamilyModel& model, const Workload& work) : m_(model.description) {
   check_tensor_parallel(m_, work.tp);
   wide_ = work.precision == Precision::kFp32;
-  has_gated_kernel_ = work.precision != Precision::kFp16;
+  has_kernels_ = work.precision != Precision::kFp16;
   alone_ = work.tp == 1;
   split_ = work.split_sequence && !alone_;
   element_ = element_bytes(work.precision);
@@ -43,10 +43,10 @@ ActivationMemory::ActivationMemory(const FamilyModel& model, const Workload& wor
   for (const FamilyTensor& tensor : model.tensors) by_head_ = by_head_ || tensor.pieces.front().run > 0;
 }
 
-// LayerNorm keeps its input, and so does our RMSNorm, which is for float32. In other dtypes that one is spelled out: it
-// keeps its input as float32, and what it multiplies by the weight.
+// LayerNorm keeps its input, and so does our RMSNorm. In float16 that one is spelled out: it keeps its input as float32,
+// and what it multiplies by the weight.
 int64_t ActivationMemory::norm() const {
-  if (m_.norm == NormKind::kLayerNorm || wide_) return own_;
+  if (m_.norm == NormKind::kLayerNorm || has_kernels_) return own_;
   return own_ / element_ * kFloat + own_;
 }
 
@@ -75,7 +75,7 @@ int64_t ActivationMemory::feed_forward() const {
   if (!m_.gated) return full_ + (is_relu ? 1 : 2) * mlp_;
   // Of a gated pair `up` and the product, and what the activation keeps: its input, in our kernel and in ReLU instead
   // of its result, in others beside it.
-  const bool one = is_relu || (m_.activation == Activation::kSilu && has_gated_kernel_);
+  const bool one = is_relu || (m_.activation == Activation::kSilu && has_kernels_);
   return full_ + (one ? 3 : 4) * mlp_;
 }
 
@@ -86,7 +86,7 @@ int64_t ActivationMemory::layer() const {
 }
 
 bool ActivationMemory::keeps_input() const {
-  return m_.post_layernorm ? !split_ : m_.norm == NormKind::kLayerNorm || wide_;
+  return m_.post_layernorm ? !split_ : m_.norm == NormKind::kLayerNorm || has_kernels_;
 }
 
 // Gradients that exist at a time. Those of the hidden states: of the residual stream, of the branch's result, and that
@@ -116,14 +116,15 @@ int64_t ActivationMemory::head() const {
   return kept + (has_language_head() ? full_ : 0);
 }
 
-// log_softmax reads logits, as float32, and writes as many; where the vocabulary is split all is done in one place.
-// What the loss is given is a copy: of the positions that have a next one, of what other ranks keep, or of the
-// transform.
+// Where there is a kernel the gradient takes the logits' place; a bias makes them float32. Otherwise log_softmax reads
+// logits, as float32, and writes as many; where the vocabulary is split all is done in one place. What the loss is given
+// is a copy: of the positions that have a next one, of what other ranks keep, or of the transform.
 int64_t ActivationMemory::loss() const {
   if (!has_language_head()) return 0;
   const int64_t logits = std::min(kLossRows, tokens_) * vocabulary_;
   const int64_t narrow = wide_ ? 0 : element_;
-  const int64_t each = alone_ ? 2 * kFloat + (m_.head_bias ? 0 : narrow) : kFloat + narrow;
+  int64_t each = alone_ ? 2 * kFloat + (m_.head_bias ? 0 : narrow) : kFloat + narrow;
+  if (has_kernels_) each = m_.head_bias ? kFloat + narrow : element_;
   return logits * each + (split_ ? 2 : 1) * full_;
 }
 

@@ -1,4 +1,5 @@
 // The fused pieces against the composition of torch's own operations.
+#include <ATen/Parallel.h>
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -6,7 +7,9 @@
 #include "nn/dropout.h"
 #include "nn/embedding.h"
 #include "nn/functional.h"
+#include "nn/linear_cpu.h"
 #include "nn/loss.h"
+#include "nn/norm_cpu.h"
 #include "support.h"
 
 namespace shardsmith::test {
@@ -18,10 +21,10 @@ at::Tensor random(at::IntArrayRef shape, uint64_t seed) {
 }
 
 // Largest difference of f's value and gradients from reference's, both on the same inputs, relative to the reference's
-// largest element.
+// largest element; or of a difference its norm, relative to the reference's.
 double difference(const std::function<at::Tensor(const std::vector<at::Tensor>&)>& f,
                   const std::function<at::Tensor(const std::vector<at::Tensor>&)>& reference,
-                  const std::vector<at::Tensor>& inputs) {
+                  const std::vector<at::Tensor>& inputs, bool by_norm = false) {
   const auto run = [&](const auto& function) {
     std::vector<at::Tensor> leaves;
     for (const at::Tensor& input : inputs) leaves.push_back(input.clone().requires_grad_(true));
@@ -34,8 +37,8 @@ double difference(const std::function<at::Tensor(const std::vector<at::Tensor>&)
   const std::vector<at::Tensor> a = run(f), b = run(reference);
   double worst = 0;
   for (size_t i = 0; i < a.size(); ++i) {
-    const double scale = b[i].abs().max().item<double>();
-    worst = std::max(worst, (a[i] - b[i]).abs().max().item<double>() / std::max(scale, 1e-30));
+    const auto size = [&](const at::Tensor& t) { return (by_norm ? t.norm() : t.abs().max()).item<double>(); };
+    worst = std::max(worst, size(a[i] - b[i]) / std::max(size(b[i]), 1e-30));
   }
   return worst;
 }
@@ -141,6 +144,84 @@ TEST(Loss, IsTheSameWithoutAGraph) {
   EXPECT_TRUE(with_graph.requires_grad());
   EXPECT_FALSE(without.requires_grad());
   EXPECT_EQ(with_graph.item<float>(), without.item<float>());
+}
+
+using Tensors = std::vector<at::Tensor>;
+
+// A kernel in bfloat16 is at least about as near to the composition in float32, from the same rounded inputs, as the
+// composition in bfloat16 is.
+void expect_near_as_torch(const std::function<at::Tensor(const Tensors&)>& kernel,
+                          const std::function<at::Tensor(const Tensors&)>& composition, const Tensors& inputs) {
+  EXPECT_LT(difference(kernel, composition, inputs), 5e-6);
+  Tensors narrow, wide;
+  for (const at::Tensor& input : inputs)
+    narrow.push_back(input.to(at::kBFloat16)), wide.push_back(narrow.back().to(at::kFloat));
+  const auto narrowed = [](const auto& f) {
+    return [f](const Tensors& in) {
+      Tensors rounded;
+      for (const at::Tensor& t : in) rounded.push_back(t.to(at::kBFloat16));
+      return f(rounded).to(at::kFloat);
+    };
+  };
+  const double ours = difference(narrowed(kernel), composition, wide, true);
+  EXPECT_GT(ours, 0) << "bfloat16 rounds";
+  EXPECT_LT(ours, 1.1 * difference(narrowed(composition), composition, wide, true));
+}
+
+TEST(Norm, KernelsMatchTorch) {
+  const Tensors inputs{random({2, 37, 48}, 1) * 3 + 1, random({48}, 2), random({48}, 3)};
+  expect_near_as_torch([](const Tensors& in) { return cpu::layer_norm(in[0], in[1], in[2], 1e-5); },
+                       [](const Tensors& in) { return at::layer_norm(in[0], {48}, in[1], in[2], 1e-5); }, inputs);
+  expect_near_as_torch([](const Tensors& in) { return cpu::rms_norm(in[0], in[1], 1e-5); },
+                       [](const Tensors& in) { return at::rms_norm(in[0], {48}, in[1], 1e-5); },
+                       {inputs[0], inputs[1]});
+}
+
+TEST(Linear, KernelsMatchTorch) {
+  for (const bool in_out : {true, false}) {
+    const Tensors inputs{random({3, 11, 24}, 1), in_out ? random({24, 40}, 2) : random({40, 24}, 2), random({40}, 3),
+                         random({3, 11, 40}, 4)};
+    const auto plain = [=](const Tensors& in) { return at::linear(in[0], in_out ? in[1].t() : in[1], in[2]); };
+    const Tensors three{inputs[0], inputs[1], inputs[2]};
+    expect_near_as_torch([=](const Tensors& in) { return cpu::linear(in[0], in[1], in[2], in_out); }, plain, three);
+    expect_near_as_torch([=](const Tensors& in) { return cpu::linear_gelu(in[0], in[1], in[2], in_out); },
+                         [=](const Tensors& in) { return at::gelu(plain(in), "tanh"); }, three);
+    expect_near_as_torch([=](const Tensors& in) { return cpu::linear_residual(in[0], in[1], in[2], in_out, in[3]); },
+                         [=](const Tensors& in) { return plain(in) + in[3]; }, inputs);
+  }
+}
+
+TEST(Linear, BiasGradientHasTheSameBitsForAnyNumberOfThreads) {
+  const at::Tensor x = random({500, 16}, 1), weight = random({16, 4099}, 2);
+  Tensors found;
+  for (const int threads : {1, 2, 3}) {
+    at::set_num_threads(threads);
+    at::Tensor bias = at::zeros({4099}).set_requires_grad(true);
+    (cpu::linear(x, weight, bias, true) * random({500, 4099}, 3)).sum().backward();
+    found.push_back(bias.grad());
+  }
+  at::set_num_threads(2);
+  EXPECT_TRUE(at::equal(found[0], found[1]));
+  EXPECT_TRUE(at::equal(found[0], found[2]));
+}
+
+TEST(Loss, BFloat16IsAsNearAsTorchs) {
+  const at::Tensor labels = at::randint(0, 5000, {2, 40}, at::detail::createCPUGenerator(8), at::kLong);
+  expect_near_as_torch([&](const Tensors& in) { return causal_lm_loss(in[0], in[1], labels, {16}); },
+                       [&](const Tensors& in) {
+                         const at::Tensor logits = at::linear(in[0], in[1]).slice(1, 0, 39).reshape({-1, 5000});
+                         return at::cross_entropy_loss(logits.to(at::kFloat), labels.slice(1, 1, 40).reshape({-1}));
+                       },
+                       {random({2, 40, 16}, 9), random({5000, 16}, 10)});
+}
+
+TEST(Loss, NotANumberInALogitIsNotANumberInTheLoss) {
+  const at::Tensor labels = at::zeros({1, 4}, at::kLong), w = random({50, 8}, 2);
+  for (const double bad : {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
+    at::Tensor x = random({1, 4, 8}, 1);
+    x[0][1][3] = bad;
+    EXPECT_TRUE(std::isnan(causal_lm_loss(x, w, labels).item<double>())) << bad;
+  }
 }
 
 TEST(Loss, NoCountedLabelGivesNaN) {

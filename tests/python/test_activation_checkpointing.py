@@ -143,7 +143,7 @@ def test_activations_take_less_memory(models, tmp_path):
     print(used)
     # 12 layers keep 2048 x 128 floats (1 MiB) each, and one has its whole graph.
     assert used["each"] < 0.45 * used["none"]
-    assert used["branches"] < 0.5 * used["none"]
+    assert used["branches"] < 0.6 * used["none"]
 
 
 def test_frozen_layers_in_front_cost_nothing(models, tmp_path):

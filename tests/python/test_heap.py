@@ -13,7 +13,7 @@ PROGRAM = """
 import ctypes, sys, threading
 if "set_up" in sys.argv:
     from shardsmith import heap
-    heap.set_up()
+    heap.set_up(int(sys.argv[sys.argv.index("set_up") + 1]))
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
 libc.free.argtypes = [ctypes.c_void_p]
@@ -40,14 +40,15 @@ def arenas(tmp_path, *arguments, **env):
 
 
 @pytest.mark.skipif("glibc" not in os.confstr("CS_GNU_LIBC_VERSION"), reason="other C libraries have other heaps")
-def test_all_threads_of_a_rank_have_one_arena(tmp_path):
-    assert arenas(tmp_path) > 1
-    assert arenas(tmp_path, **heap.environment({})) == 1
-    assert arenas(tmp_path, "set_up") == 1
-    assert arenas(tmp_path, "set_up", MALLOC_ARENA_MAX="8") > 1
+def test_a_rank_has_an_arena_for_each_thread_that_computes_at_a_time(tmp_path):
+    assert arenas(tmp_path) > 2
+    for threads in (1, 2):
+        assert arenas(tmp_path, **heap.environment({}, threads)) == threads
+        assert arenas(tmp_path, "set_up", str(threads)) == threads
+    assert arenas(tmp_path, "set_up", "1", MALLOC_ARENA_MAX="8") > 1
 
 
 def test_what_the_user_sets_holds():
-    assert list(heap.environment({"PATH": "x"})) == ["GLIBC_TUNABLES"]
-    assert heap.environment({"GLIBC_TUNABLES": "glibc.malloc.check=3"}) == {}
-    assert heap.environment({"MALLOC_ARENA_MAX": "4"}) == {}
+    assert list(heap.environment({"PATH": "x"}, 1)) == ["GLIBC_TUNABLES"]
+    assert heap.environment({"GLIBC_TUNABLES": "glibc.malloc.check=3"}, 1) == {}
+    assert heap.environment({"MALLOC_ARENA_MAX": "4"}, 1) == {}

@@ -65,7 +65,7 @@ class Launcher:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         common = {
-            **os.environ, **heap.environment({**os.environ, **self.environment}), **self.environment,
+            **os.environ, **heap.environment({**os.environ, **self.environment}, self.threads), **self.environment,
             "WORLD_SIZE": str(self.ranks), "LOCAL_WORLD_SIZE": str(self.ranks),
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": str(self.threads),
             LAUNCHER_PID: str(os.getpid()), failure.FOLDER: self._failures,

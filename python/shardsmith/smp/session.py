@@ -266,7 +266,7 @@ def init(config: Mapping[str, Any] | None = None) -> None:
     from shardsmith import _core, _engine
 
     cfg = resolve(config)
-    heap.set_up()
+    heap.set_up(torch.get_num_threads())
     _make_default_group(cfg)
     state.rank, state.size = dist.get_rank(), dist.get_world_size()
     state.local_rank = _environment_int("LOCAL_RANK", state.rank)
