@@ -351,6 +351,34 @@ os.makedirs(FOLDER + "/x", exist_ok=True)
 torch.save(plain("gpt2").state_dict(), FOLDER + f"/x/{RANK}.pt")
 smp.barrier()
 results["tags"] = refusal(smp.resume_from_checkpoint, FOLDER + "/x", f"{RANK}.pt", False)
+results["load_optimizer"] = refusal(smp.resume_from_checkpoint, FOLDER + "/x", "0.pt", False, load_optimizer=RANK == 0)
+results["strict"] = refusal(smp.resume_from_checkpoint, FOLDER + "/x", "0.pt", False, strict=RANK == 1)
+results["content"] = smp.resume_from_checkpoint(FOLDER + "/x", "0.pt", False)
 """, 2, models, tmp_path)
     for rank in found:
         assert rank["tags"][0] == "invalid_argument" and "rank 1" in rank["tags"][1] and "0.pt" in rank["tags"][1]
+        for word in ("load_optimizer", "strict"):
+            kind, text = rank[word]
+            assert kind == "invalid_argument" and f"{word} is" in text and "on rank 1" in text
+        assert rank["content"] == {}, "and together they go on"
+
+
+def test_a_rank_that_does_not_resume_is_named_in_time(models, tmp_path):
+    found = run(HEAD + """
+start(2, 2, peer_timeout=8)
+model = load("gpt2")
+if RANK == 0:
+    torch.save(plain("gpt2").state_dict(), FOLDER + "/x.pt")
+smp.barrier()
+begin = time.monotonic()
+if RANK == 0:
+    results["alone"] = refusal(smp.resume_from_checkpoint, FOLDER, "x.pt", False)
+    results["seconds"] = time.monotonic() - begin
+    open(FOLDER + "/done", "w").close()
+else:
+    while not os.path.exists(FOLDER + "/done"):
+        time.sleep(0.05)
+finish()
+os._exit(0)
+""", 2, models, tmp_path)
+    assert found[0]["alone"][0] == "timeout" and "rank 1" in found[0]["alone"][1] and found[0]["seconds"] < 16

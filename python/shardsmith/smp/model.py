@@ -82,6 +82,9 @@ class DistributedModel(nn.Module):
         tp_rank, tp_size = state.group_rank("tp"), state.mesh.tp_size
         self._whole = _core.Model(self._config_text)
         self._model = _core.Model(self._config_text, tp_rank, tp_size)
+        # By Hugging Face's names: of the whole tensors, and of this rank's parts.
+        self.whole_shapes = {name: list(shape) for name, shape, *_ in self._whole.tensors}
+        self.own_shapes = {name: list(shape) for name, shape, *_ in self._model.tensors}
         self._check_parameters()
         if tp_size > 1:
             creation.require_tensor_parallelism(module)
@@ -109,9 +112,10 @@ class DistributedModel(nn.Module):
         aliases, known = self._model.aliases, {name for name, *_ in self._model.tensors}
         return {name if name in known else aliases.get(name, name): p for name, p in self.module.named_parameters()}
 
-    def dtype_of(self, hf_name: str) -> str:
-        """What a parameter's weights are read into: under bf16 and fp16 a float32 master."""
-        return "float32" if precision.narrow_dtype() is not None else torch_word(self._named()[hf_name].dtype)
+    def dtypes(self) -> dict[str, str]:
+        """What the parameters' weights are read into: under bf16 and fp16 float32 masters."""
+        narrow = precision.narrow_dtype() is not None
+        return {name: "float32" if narrow else torch_word(param.dtype) for name, param in self._named().items()}
 
     def _check_parameters(self) -> None:
         expected = {name: list(shape) for name, shape, _, _ in self._whole.tensors}

@@ -105,7 +105,7 @@ def load(model: DistributedModel, values: Mapping[str, Any], strict: bool, same_
 def _merge(model: DistributedModel, own: dict[str, Any]) -> dict[str, Any]:
     """The parts that the ranks of the replica loaded, each the file of its own rank, as a whole."""
     what = "model.load_state_dict of a part"
-    shapes = {name: list(shape) for name, shape, *_ in model._model.tensors}
+    shapes = model.own_shapes
 
     def bring() -> dict[str, list[whole.Part]]:
         brought = {}

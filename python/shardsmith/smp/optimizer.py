@@ -433,13 +433,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
 def _files(pending: weights.Pending) -> tuple[list[Any], list[Any]]:
     """Values of the checkpoint's optimizer files, and of its files of masters. Either kind may stand in one file."""
-    values = pending.index.values.get("optimizer") or []
+    values = (pending.values or {}).get("optimizer") or []
     return [v for v in values if "param_groups" in v], [v for v in values if "loss_scaler" in v]
 
 
 def _refuse_half_states(pending: weights.Pending, files: list[Any], keys: dict[str, list[str]]) -> None:
     """A parameter that was never updated has no state; one that has must have all that others of its group have."""
-    shapes = {piece.name: list(piece.whole) for name, *_ in state.model._whole.tensors for piece in pieces(state.model._whole, name)}
+    model = state.model
+    shapes = {piece.name: list(piece.whole) for name in model.whole_shapes for piece in pieces(model._whole, name)}
     for number in range(max(len(file["param_groups"]) for file in files)):
         members = dict.fromkeys(name for file in files if number < len(file["param_groups"])
                                 for name in file["param_groups"][number]["params"])

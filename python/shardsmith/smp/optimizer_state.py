@@ -117,7 +117,7 @@ def load(optimizer: DistributedOptimizer, values: Mapping[str, Any]) -> None:
     own_states, masters = _by_name(optimizer, values)
     is_part = bool(values.get(PARTIAL, False))
 
-    shapes = {name: list(shape) for name, shape, *_ in model._whole.tensors}
+    shapes = model.whole_shapes
     spread = state.mesh.mp_size > 1 or model.shards is not None
     on_device = any(group.get("fused") or group.get("capturable") for group in optimizer.param_groups)
 

@@ -56,13 +56,15 @@ def compare(model: DistributedModel, pending: Pending) -> None:
     """Fills pending.report by the names alone, so that every rank says the same. Raises what strict loading refuses."""
     report, names = pending.report, pending.names
     expected: set[str] = set()
-    for hf_name, *_ in model._whole.tensors:
+    dtypes = model.dtypes()
+    for hf_name in model.whole_shapes:
         parts = [piece.name for piece in pieces(model._whole, hf_name)]
         expected |= {pending.prefix + name for name in parts}
         is_there = all(pending.stored_name(name) is not None for name in parts)
         (report.restored if is_there else report.missing).append(hf_name)
-        if is_there:
-            _note_cast(model, pending, hf_name, parts[0])
+        stored = pending.index.dtype(pending.stored_name(parts[0])) if is_there else ""
+        if is_there and stored != dtypes[hf_name]:
+            report.cast.append(f"{hf_name}: {stored} -> {dtypes[hf_name]}")
     report.unexpected += sorted(name.removeprefix(pending.prefix) for name in names
                                 if name.startswith(pending.prefix) and name not in expected)
     _note_padding(model, report)
@@ -82,13 +84,6 @@ def compare(model: DistributedModel, pending: Pending) -> None:
                                f"{report.unexpected[0]}; strict=False leaves them out")
 
 
-def _note_cast(model: DistributedModel, pending: Pending, hf_name: str, logical: str) -> None:
-    stored = pending.index.dtype(pending.stored_name(logical))
-    wanted = model.dtype_of(hf_name)
-    if stored != wanted:
-        pending.report.cast.append(f"{hf_name}: {stored} -> {wanted}")
-
-
 def loses(line: str) -> bool:
     """Whether a line of LoadReport.cast is about a narrower type."""
     before, after = line.rpartition(": ")[2].split(" -> ")
@@ -98,7 +93,7 @@ def loses(line: str) -> bool:
 
 
 def _note_padding(model: DistributedModel, report: LoadReport) -> None:
-    for hf_name, shape, *_ in model._model.tensors:
+    for hf_name, shape in model.own_shapes.items():
         held = sum(torch.Size(piece.shape).numel() for piece in pieces(model._model, hf_name))
         if torch.Size(shape).numel() > held:
             report.padded.append(hf_name)

@@ -32,12 +32,9 @@ def resume_from_checkpoint(path: Any, tag: Any = None, partial: bool = True, str
 
     # Rank 0 looks; a shared file system may show the others old names.
     found = state.together(lambda: find(path, tag, partial) if state.rank == 0 else None)
-    answers = state.exchange(json.dumps([found, path, tag, partial]).encode())
-    found, *asked = json.loads(answers[0])
-    for rank, answer in enumerate(answers):
-        if json.loads(answer)[1:] != asked:
-            raise Error("invalid_argument", f"rank {rank} resumes from {json.loads(answer)[1:]}, rank 0 from {asked}: path, tag "
-                                            "and partial must be the same on every rank", rank)
+    found = _agree(found, {"path": path, "tag": tag, "partial": partial, "strict": strict, "load_optimizer": load_optimizer,
+                           "translate_function": translate_function is not None, "a model": state.model is not None,
+                           "an optimizer": state.optimizer is not None})
     if state.rank == 0:
         for line in found["passed_over"]:
             logger.warning("passed over: %s", line)
@@ -63,12 +60,25 @@ def resume_from_checkpoint(path: Any, tag: Any = None, partial: bool = True, str
     return content
 
 
-def _make_pending(where: str, index: Any, found: dict[str, Any], strict: bool, load_optimizer: bool, **more: Any) -> weights.Pending:
+def _agree(found: Any, asked: dict[str, Any]) -> dict[str, Any]:
+    """What rank 0 found. Every rank must have asked for the same."""
+    answers = [json.loads(answer) for answer in state.exchange(json.dumps([found, asked]).encode())]
+    for rank, (_, other) in enumerate(answers):
+        for word, value in answers[0][1].items():
+            if other[word] != value:
+                raise Error("invalid_argument", f"resume_from_checkpoint: {word} is {other[word]!r} on rank {rank} and {value!r} on "
+                                                "rank 0: it must be the same on every rank", rank)
+    return answers[0][0]
+
+
+def _make_pending(where: str, index: Any, found: dict[str, Any], strict: bool, load_optimizer: bool,
+                  **more: Any) -> weights.Pending:
     report = LoadReport(where, index.format, passed_over=found["passed_over"])
-    files = index.values.get("optimizer") or []
+    pending = weights.Pending(where, index, load_optimizer=load_optimizer, strict=strict, report=report, **more)
+    files = (pending.values or {}).get("optimizer") or []
     if load_optimizer:
         report.optimizer = "restored" if any("param_groups" in file for file in files) else "not there"
-    return weights.Pending(where, index, load_optimizer=load_optimizer, strict=strict, report=report, **more)
+    return pending
 
 
 def _open_partial(found: dict[str, Any], strict: bool, load_optimizer: bool) -> tuple[weights.Pending, Any]:
@@ -127,9 +137,9 @@ def _open_other(found: dict[str, Any], strict: bool, load_optimizer: bool,
         logger.warning("%s: %s%s", at, left_out[0], f", and {len(left_out) - 1} more" if len(left_out) > 1 else "")
     if left_out and report.optimizer == "not there":
         report.optimizer = "left out"
-    if (step := index.values.get("step")) is not None:
+    if (step := pending.values.get("step")) is not None:
         report.step = state.optimizer_steps = int(step)
-    content = values_of(index, index.values["content"], at) if index.values.get("content") else {}
+    content = values_of(index, pending.values["content"], at) if pending.values.get("content") is not None else {}
     # Beside weights of another tool a script may have saved some.
     companion = os.path.join(found["folder"], f"user_content_{found['tag']}")
     if not content and told["format"] != "full" and os.path.isfile(companion):

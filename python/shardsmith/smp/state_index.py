@@ -60,23 +60,23 @@ class StateIndex:
 
     def __init__(self, model: DistributedModel, tensors: Mapping[str, Any]):
         tensors = {name: value for name, value in tensors.items() if isinstance(value, torch.Tensor)}
-        logical = {piece.name for name, *_ in model._whole.tensors for piece in pieces(model._whole, name)}
+        logical = {piece.name for name in model.whole_shapes for piece in pieces(model._whole, name)}
         self.values: dict[str, Any] = {}
         self._tensors: dict[str, torch.Tensor] = {}
         self._parts: dict[str, tuple[torch.Tensor, Piece]] = {}
         self.told: dict[str, Any] = {"format": self.format, "unexpected": [], "renamed": []}
-        if sum(name in logical for name in tensors) > sum(without_wrappers(n) in tensors for n, *_ in model._whole.tensors):
+        if sum(name in logical for name in tensors) > sum(n in tensors for n in model.whole_shapes):
             self._tensors = tensors
             return
         names = Names(model._whole, tensors)
         self.told.update(unexpected=names.unexpected, renamed=names.renamed)
-        for hf_name, shape, *_ in model._whole.tensors:
+        for hf_name, shape in model.whole_shapes.items():
             if hf_name not in names.found:
                 continue
             tensor = tensors[names.found[hf_name]]
-            if list(tensor.shape) != list(shape):
+            if list(tensor.shape) != shape:
                 raise Error("corrupt", f"the state dict's {names.found[hf_name]} has shape {list(tensor.shape)}, the model's "
-                                       f"is {list(shape)}")
+                                       f"is {shape}")
             for piece in pieces(model._whole, hf_name):
                 self._parts[piece.name] = tensor, piece
 

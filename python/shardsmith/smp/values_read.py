@@ -109,7 +109,8 @@ def _config(class_name: str, values: dict[str, Any]) -> Any:
         try:
             return cls.from_dict(values)
         except Exception as error:  # its values may be of another version
-            logger.warning("user_content: transformers' %s refuses its values (%s): an inert stand-in has them", class_name, error)
+            logger.warning("user_content: transformers' %s refuses its values (%s): an inert stand-in has them", class_name,
+                           error)
     else:
         logger.warning("user_content: transformers has no %s: its values come back as an inert stand-in", class_name)
     return Inert(f"transformers.{class_name}", values)

@@ -50,7 +50,8 @@ class Memory:
                 raise Error("unsupported", f"a {word} tensor can't be saved")
         value = tensor.detach().resolve_conj().resolve_neg()
         if value.numel() == 0 or value.data_ptr() != tensor.data_ptr():
-            return make_leaf(value.requires_grad_(requires_grad) if requires_grad else value, self._keep) if self._settled else None
+            value = value.requires_grad_() if requires_grad else value
+            return make_leaf(value, self._keep) if self._settled else None
         key = str(value.device), value.untyped_storage().data_ptr()
         begin, end = span(value.storage_offset(), list(value.shape), list(value.stride()), value.element_size())
         if not self._settled:

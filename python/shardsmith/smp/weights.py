@@ -31,6 +31,7 @@ class Pending:
         self.first = first
         self.strict = strict
         self.names = set(index.names())
+        self.values = index.values  # converted once
         self.report = report or LoadReport(where, index.format)
         self.compared = False
         self.model_done = False
@@ -73,7 +74,8 @@ def load_model(model: DistributedModel, pending: Pending | None) -> bool:
         pending.model_done = True
         return False
     pending.compare(model)
-    missing = [name for name in model._local if name in set(pending.report.missing)]
+    absent = set(pending.report.missing)
+    missing = [name for name in model._local if name in absent]
     _fill(model, missing)
     read_parameters(model, pending)
     return source is None and bool(pending.report.missing)
@@ -94,7 +96,7 @@ def _fill(model: DistributedModel, names: list[str]) -> None:
         source.versions.clear()
         return
     config = json.loads(model._config_text)
-    shapes = {name: shape for name, shape, _, _ in model._whole.tensors}
+    shapes = model.whole_shapes
     for name in names:
         param = model._local[name]
         if list(param.shape) == shapes[name]:

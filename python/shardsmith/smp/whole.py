@@ -23,10 +23,9 @@ def parts_of(tensor: torch.Tensor, parts: list[Piece]) -> list[Part]:
 
 def assemble(model: DistributedModel, hf_name: str, parts: list[Part], what: str) -> torch.Tensor:
     """The tensor under Hugging Face's name, in its shape."""
-    shape = next(shape for name, shape, *_ in model._whole.tensors if name == hf_name)
     if not parts:
         raise Error("corrupt", f"{what}: {hf_name} is on no rank")
-    whole = torch.empty(shape, dtype=parts[0][2].dtype)
+    whole = torch.empty(model.whole_shapes[hf_name], dtype=parts[0][2].dtype)
     filled = 0
     for piece in pieces(model._whole, hf_name):
         view = piece.view(whole)
@@ -48,8 +47,8 @@ def assemble(model: DistributedModel, hf_name: str, parts: list[Part], what: str
 
 def own_part(model: DistributedModel, hf_name: str, whole: torch.Tensor) -> torch.Tensor:
     """This rank's part of a whole tensor, in the shape that its parameter has."""
-    own_shape = next(shape for name, shape, *_ in model._model.tensors if name == hf_name)
-    if list(whole.shape) == list(own_shape):
+    own_shape = model.own_shapes[hf_name]
+    if list(whole.shape) == own_shape:
         return whole
     own = torch.empty(own_shape, dtype=whole.dtype, device=whole.device)
     cut(model._whole, model._model, hf_name, whole, own)
