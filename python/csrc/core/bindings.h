@@ -6,6 +6,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "../errors.h"
@@ -26,6 +28,7 @@ void bind_checkpoint(pybind11::module_& m);  // save, scan, find, verify
 // A model, and what one tensor-parallel rank holds of it.
 struct RankModel {
   FamilyModel whole, local;
+  std::unordered_map<std::string, size_t> places;  // Hugging Face name -> number of the tensor
   int rank = 0, degree = 1;
 };
 

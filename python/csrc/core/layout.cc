@@ -39,18 +39,18 @@ py::list tensors_of(const FamilyModel& model) {
 py::list pieces_of(const RankModel& model, const std::string& hf_name) {
   py::list result;
   const ModelDescription& description = model.whole.description;
-  for (size_t t = 0; t < model.local.tensors.size(); ++t) {
-    if (model.local.tensors[t].hf_name != hf_name) continue;
-    for (size_t i = 0; i < model.local.tensors[t].pieces.size(); ++i) {
-      const Piece &p = model.local.tensors[t].pieces[i], &whole = model.whole.tensors[t].pieces[i];
-      const Box box = tensor_parallel_box(description, p.name, whole.shape, model.rank, model.degree);
-      const int copies = tensor_parallel_copies(description, p.name, whole.shape, model.degree);
-      result.append(
-          py::make_tuple(p.name, p.shape, p.permutation, p.offset, p.run, p.step, whole.shape, box.offset, copies));
-    }
-    return result;
+  const auto place = model.places.find(hf_name);
+  if (place == model.places.end())
+    fail(ErrorKind::kInvalidArgument, "'", hf_name, "' is not part of a ", description.model_type, " model");
+  const std::vector<Piece>& pieces = model.local.tensors[place->second].pieces;
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const Piece &p = pieces[i], &whole = model.whole.tensors[place->second].pieces[i];
+    const Box box = tensor_parallel_box(description, p.name, whole.shape, model.rank, model.degree);
+    const int copies = tensor_parallel_copies(description, p.name, whole.shape, model.degree);
+    result.append(
+        py::make_tuple(p.name, p.shape, p.permutation, p.offset, p.run, p.step, whole.shape, box.offset, copies));
   }
-  fail(ErrorKind::kInvalidArgument, "'", hf_name, "' is not part of a ", description.model_type, " model");
+  return result;
 }
 
 RankModel make_model(const std::string& json, int rank, int degree) {
@@ -59,6 +59,7 @@ RankModel make_model(const std::string& json, int rank, int degree) {
   model.local = local_model(model.whole, rank, degree);
   model.rank = rank;
   model.degree = degree;
+  for (size_t t = 0; t < model.local.tensors.size(); ++t) model.places.emplace(model.local.tensors[t].hf_name, t);
   return model;
 }
 
