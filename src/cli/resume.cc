@@ -166,6 +166,27 @@ class Positions {
   std::unordered_map<int64_t, std::string> names_;
 };
 
+// What takes the state relies on it.
+void check_groups(const std::string& path, const Value& optimizer) {
+  const Value* states = optimizer.find("state");
+  const List* groups = list_in(optimizer, "param_groups");
+  bool good = groups && states && states->get_if<Dict>();
+  for (size_t g = 0; good && g < groups->size(); ++g) {
+    const List* members = list_in((*groups)[g], "params");
+    good = members && std::all_of(members->begin(), members->end(),
+                                  [](const Value& member) { return member.get_if<std::string>() != nullptr; });
+  }
+  if (good) {
+    const List& items = *groups;
+    good = !items.empty() || states->get_if<Dict>()->items.empty();
+    for (const auto& [key, entries] : states->get_if<Dict>()->items)
+      good = good && key.get_if<std::string>() && entries.get_if<Dict>();
+  }
+  if (!good)
+    fail(ErrorKind::kCorrupt, path, ": 'optimizer' is none that torch or we save: 'state' by parameter, and ",
+         "'param_groups' with 'params' each; use load_optimizer=False to leave it out");
+}
+
 // A content's tensors under a checkpoint's names.
 class Naming {
  public:
@@ -259,6 +280,7 @@ ResumeSource open_for_resume(Storage& storage, const std::string& path, const Fa
   const Content content = content_of(storage, path, std::move(source), options);
   for (const std::string& line : content.left_out) result.left_out.push_back(line);
 
+  if (has_optimizer && content.optimizer.find("param_groups")) check_groups(path, content.optimizer);
   Naming naming(content);
   naming.model(content.model);
   Value values = Dict{};

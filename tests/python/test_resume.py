@@ -1,10 +1,17 @@
 """smp.resume_from_checkpoint: what is found, what is read of it whatever wrote it, what is told, what is refused."""
 import json
+import re
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+from shardsmith import _core
+from shardsmith.errors import Error
 from smp_helpers import make_models, run
+from test_cli import PROGRAM
 
 
 @pytest.fixture(scope="module")
@@ -382,3 +389,107 @@ finish()
 os._exit(0)
 """, 2, models, tmp_path)
     assert found[0]["alone"][0] == "timeout" and "rank 1" in found[0]["alone"][1] and found[0]["seconds"] < 16
+
+
+def test_full_checkpoints_go_on(models, tmp_path):
+    """With their optimizer and user content, under Hugging Face's names or ours, the newest by its step; as a whole or not."""
+    run(HEAD + """
+model, optimizer = session("gpt2", 2)
+for tag in ("one", "two"):
+    steps(model, optimizer, int(tag == "two"), 1)
+    smp.save_checkpoint(FOLDER + "/out", tag, model=model, optimizer=optimizer, user_content={"tag": tag, "t": torch.ones(2)})
+results["losses"] = steps(model, optimizer, 2, 2)
+""", 2, models, tmp_path)
+    losses = json.loads((tmp_path / "results_0.json").read_text())["losses"]
+    (tmp_path / "full").mkdir()
+    for source, target, names in (("two", "b.pt", "hf"), ("one", "a.pt", "hf"), ("two", "ours.pt", "logical")):
+        folder = tmp_path / ("full" if names == "hf" else "")
+        done = subprocess.run([PROGRAM, "convert", tmp_path / f"out/{source}_partial", folder / target, "--to", "full", "--names", names],
+                              capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    body = HEAD + """
+results["found"] = {}
+for path, tag in ((FOLDER + "/../full", None), (FOLDER + "/../ours.pt", None), (FOLDER + "/../full", "b.pt"), (FOLDER + "/../full", "a.pt")):
+    model, optimizer = session("gpt2", PP)
+    content = smp.resume_from_checkpoint(path, tag, partial=False)
+    results["found"][f"{os.path.basename(path)} {tag}"] = [content["tag"], content["t"].tolist(), told(), optimizer.param_groups[0]["lr"],
+                                                           steps(model, optimizer, 2, 2)]
+os.remove(FOLDER + "/../full/user_content_b.pt") if RANK == 0 else None
+smp.barrier()
+model, optimizer = session("gpt2", PP)
+results["incomplete"] = refusal(smp.resume_from_checkpoint, FOLDER + "/../full", "b.pt", False)
+results["fallback"] = smp.resume_from_checkpoint(FOLDER + "/../full", partial=False)["tag"]
+results["over"] = state.load_report.passed_over
+"""
+    for rank in run(body.replace("PP", "2"), 2, models, tmp_path / "resume"):
+        for name, (tag, t, told, lr, rest) in rank["found"].items():
+            old = name == "full a.pt"
+            assert tag == ("one" if old else "two") and t == [1, 1] and lr == 1e-2
+            assert told["format"] == "full" and told["optimizer"] == "restored" and told["step"] == (1 if old else 2), name
+            assert (rest == pytest.approx(losses, rel=1e-5)) != old, name
+        assert rank["incomplete"][0] == "corrupt" and "user_content_b.pt" in rank["incomplete"][1]
+        assert rank["fallback"] == "one" and "b.pt" in rank["over"][0]
+
+
+def test_hostile_files_are_an_error_of_ours(tmp_path):
+    """Each is refused, or read as what it says; none ends the process, and none is taken for another thing."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "hostile"))
+    import make
+
+    make.write(tmp_path)
+    config = {"model_type": "gpt2", "n_embd": 8, "n_layer": 2, "n_head": 2, "vocab_size": 16, "n_positions": 8}
+    model = _core.Model(json.dumps(config))
+    kinds = {}
+    for file in sorted(tmp_path.iterdir()):
+        try:
+            index, told = _core.open_for_resume(str(file), model, [])
+            assert told["missing"] and not any(name.startswith("model/") for name in index.names())
+        except Error as error:
+            kinds[file.name] = error.kind
+            assert "\n" not in str(error)
+    assert len(kinds) > 40 and set(kinds.values()) <= {"corrupt", "unsupported", "invalid_argument", "not_found"}
+
+
+def test_names_that_are_no_text_are_spelled_out(tmp_path):
+    import struct
+
+    header = b'{"\xff\xfe":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+    (tmp_path / "x.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
+    config = {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 2, "vocab_size": 16, "n_positions": 8}
+    with pytest.raises(Error) as refused:
+        _core.open_for_resume(str(tmp_path / "x.safetensors"), _core.Model(json.dumps(config)), [])
+    assert refused.value.kind == "corrupt"
+    # As Python 2 pickled a byte string.
+    pickle = b"\x80\x02}q\x00X\x02\x00\x00\x00\xff\xfeq\x01K\x01s."
+    import zipfile
+
+    with zipfile.ZipFile(tmp_path / "x.pt", "w") as file:
+        file.writestr("x/data.pkl", pickle)
+        file.writestr("x/version", "3")
+    assert _core.read_pt(str(tmp_path / "x.pt")).values == {"\\xff\\xfe": 1}
+
+
+def test_nonsense_beside_a_model_is_an_error_of_ours(tmp_path):
+    import torch
+
+    config = {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 2, "vocab_size": 16, "n_positions": 8}
+    model = _core.Model(json.dumps(config))
+    weights = {name: torch.zeros(shape) for name, shape, *_ in model.tensors}
+    names = list(weights)
+    good = {"state": {0: {"exp_avg": torch.zeros(16, 8), "step": 1}}, "param_groups": [{"lr": 1, "params": list(range(len(names)))}]}
+    for number, (optimizer, words) in enumerate([
+            ({"state": {}, "param_groups": 5}, "param_groups"), ({"state": 5, "param_groups": []}, "param_groups"),
+            (good | {"param_groups": [{"lr": 1}]}, "params"), (good | {"param_groups": [5]}, "params"),
+            (good | {"param_groups": [{"params": [0] * len(names)}]}, "each once"),
+            (good | {"param_groups": [{"params": list(range(3))}]}, "of 3 parameters"),
+            (good | {"state": {99: {}}}, "99"), (good | {"state": {"x": 5, 0: {}}}, "'state' by parameter|no group has"),
+            ({"state": {"transformer.wte.weight": 5}, "param_groups": [{"params": ["transformer.wte.weight"]}]}, None),
+            (good | {"state": {0: {"exp_avg": torch.zeros(8, 16)}}}, "built otherwise"), (good, None), ("text", None), (None, None)]):
+        path = tmp_path / f"{number}.pt"
+        torch.save({"model": weights, "optimizer": optimizer}, path)
+        try:
+            index, _ = _core.open_for_resume(str(path), model, names)
+            assert words is None, optimizer
+            assert all(index.names().count("model/" + name) == 1 for name in ("word_embedding.weight", "layernorm.bias"))
+        except Error as error:
+            assert words is not None and re.search(words, str(error)) and str(path) in str(error), (optimizer, str(error))

@@ -44,6 +44,10 @@ struct Leaf {
   uint64_t storage_size = 0;
 };
 
+// What a file says, as a str; what is no UTF-8 in it is spelled out (\\xff).
+pybind11::object text_of(const std::string& text);
+pybind11::list texts_of(const std::vector<std::string>& texts);
+
 // Value -> Python; a TensorRef becomes the TensorName of index.tensors[i].
 pybind11::object to_python(const Value& value, const Index& index);
 

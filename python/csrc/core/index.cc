@@ -64,9 +64,9 @@ py::dict report_of(const Report& report) {
   return result;
 }
 
-std::vector<std::string> names_of(const Index& index) {
-  std::vector<std::string> names;
-  for (const TensorEntry& tensor : index.tensors) names.push_back(tensor.name);
+py::list names_of(const Index& index) {
+  py::list names;
+  for (const TensorEntry& tensor : index.tensors) names.append(text_of(tensor.name));
   return names;
 }
 
@@ -151,9 +151,11 @@ void bind_index(py::module_& m) {
         py::dict told;
         told["format"] = source.format;
         told["missing"] = source.names.missing;
-        told["unexpected"] = source.names.unexpected;
-        told["renamed"] = source.names.renamed;
-        told["left_out"] = source.left_out;
+        told["unexpected"] = texts_of(source.names.unexpected);
+        py::list renamed;
+        for (const auto& [before, after] : source.names.renamed) renamed.append(py::make_tuple(text_of(before), after));
+        told["renamed"] = renamed;
+        told["left_out"] = texts_of(source.left_out);
         return py::make_tuple(std::move(source.index), told);
       },
       py::arg("path"), py::arg("model"), py::arg("parameters") = std::vector<std::string>());

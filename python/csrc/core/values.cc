@@ -18,7 +18,7 @@ struct ToPython {
   py::object operator()(bool v) const { return py::bool_(v); }
   py::object operator()(int64_t v) const { return py::int_(v); }
   py::object operator()(double v) const { return py::float_(v); }
-  py::object operator()(const std::string& v) const { return py::str(v); }
+  py::object operator()(const std::string& v) const { return text_of(v); }
   py::object operator()(const Bytes& v) const { return py::bytes(v.data); }
   py::object operator()(const List& v) const { return items(v); }
   py::object operator()(const Tuple& v) const { return py::tuple(items(v.items)); }
@@ -50,6 +50,23 @@ Value integer(const py::handle& object) {
 }
 
 }  // namespace
+
+py::object text_of(const std::string& text) {
+  const auto size = static_cast<Py_ssize_t>(text.size());
+  PyObject* made = PyUnicode_DecodeUTF8(text.data(), size, "surrogatepass");  // as Python's own pickles have them
+  if (!made) {
+    PyErr_Clear();
+    made = PyUnicode_DecodeUTF8(text.data(), size, "backslashreplace");
+  }
+  if (!made) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(made);
+}
+
+py::list texts_of(const std::vector<std::string>& texts) {
+  py::list result;
+  for (const std::string& text : texts) result.append(text_of(text));
+  return result;
+}
 
 py::object to_python(const Value& value, const Index& index) { return std::visit(ToPython{index}, value.variant()); }
 

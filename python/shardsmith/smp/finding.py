@@ -62,8 +62,11 @@ def _tagged(path: str, tag: str, partial: bool) -> dict[str, Any]:
 
     at = os.path.join(path, tag)
     is_partial = os.path.isdir(at) and os.path.isfile(os.path.join(at, "manifest.json"))
-    if not partial and os.path.exists(at) and not is_partial:
-        return _other(at)
+    if not partial and not is_partial:
+        if (full := _full_named(path, tag)) is not None:
+            return full
+        if os.path.exists(at):
+            return _other(at)
     if not partial and not os.path.exists(at):
         for entry in _core.scan_full(path):  # a save that replaced it has died: its files are in `.old`
             if entry["name"] == tag and entry["complete"]:
@@ -76,11 +79,25 @@ def _tagged(path: str, tag: str, partial: bool) -> dict[str, Any]:
         return _partial(found, passed_over)
     if passed_over:
         raise Error("corrupt", f"{path}: there is no complete checkpoint {tag}: {passed_over[0]}")
+    if (full := _full_named(path, tag)) is not None:
+        return full
     if os.path.exists(at):
         return _other(at)
     names = sorted(entry["name"] for entry in [*_core.scan(path), *_core.scan_full(path)])
     there = f"; there are {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}" if names else ""
     raise Error("not_found", f"{at}: there is no such checkpoint{there}")
+
+
+def _full_named(path: str, tag: str) -> dict[str, Any] | None:
+    """A full checkpoint of ours; where a save died while it replaced one, the one that was there before."""
+    from shardsmith import _core
+
+    entry = next((entry for entry in _core.scan_full(path) if entry["name"] == tag), None)
+    if entry is None:
+        return None
+    if not entry["complete"]:
+        raise Error("corrupt", f"{os.path.join(path, tag)}: not complete: {entry['why_not']}")
+    return _other(entry["folder"])
 
 
 def _weights_in(path: str) -> str | None:
