@@ -173,6 +173,55 @@ results["shape"] = refusal(model.load_state_dict, part | {next(iter(part)): torc
         assert rank["shape"][0] == "corrupt" and "[3]" in rank["shape"][1]
 
 
+def test_an_optimizers_dict_of_other_tools_and_what_is_refused(models, tmp_path):
+    """By position, as torch has it, before and after the partition; the moments of the whole go to their owners."""
+    found = run(TWO + """
+start(2, 2)
+module = plain("gpt2")
+reference = torch.optim.AdamW(groups_of(module), lr=1e-2)
+plain_steps(module, reference, 0, 2)
+sd, osd = {n: v.clone() for n, v in module.state_dict().items()}, __import__("copy").deepcopy(reference.state_dict())
+results["rest"] = plain_steps(module, reference, 2, 2)
+results["losses"] = {}
+for when in ("before", "after"):
+    model, optimizer = session("gpt2", 2, seed=7)
+    if when == "after":
+        model.partition()
+    model.load_state_dict(sd)
+    optimizer.load_state_dict(osd)
+    results["lr"] = optimizer.param_groups[0]["lr"]
+    results["losses"][when] = steps(model, optimizer, 2, 2)
+part = optimizer.local_state_dict()
+few = {**osd, "param_groups": [{**osd["param_groups"][0], "params": osd["param_groups"][0]["params"][:3]}, osd["param_groups"][1]]}
+results["few"] = refusal(optimizer.load_state_dict, few)
+results["one group"] = refusal(optimizer.load_state_dict, {**osd, "param_groups": osd["param_groups"][:1]})
+results["no dict"] = refusal(optimizer.load_state_dict, [1])
+other = next(iter(osd["state"]))
+results["shape"] = refusal(optimizer.load_state_dict, {**osd, "state": {**osd["state"], other: {"exp_avg": torch.ones(3, 3)}}})
+results["position"] = refusal(optimizer.load_state_dict, {**osd, "state": {999: {}}})
+results["shards"] = refusal(optimizer.load_state_dict, {**part, "state": [part["state"]] * 3})
+results["other slice"] = refusal(optimizer.load_state_dict, {**part, "state": {0: {"exp_avg": torch.ones(2, 2)}}})
+results["early"] = None
+model, optimizer = session("gpt2", 2)
+results["early"] = [refusal(optimizer.state_dict), refusal(optimizer.local_state_dict)]
+results["assign"] = refusal(model.load_state_dict, sd, assign=True)
+""", 2, models, tmp_path)
+    for rank in found:
+        assert rank["lr"] == 1e-2
+        for losses in rank["losses"].values():
+            assert losses == pytest.approx(rank["rest"], rel=1e-4)
+        texts = {name: rank[name] for name in ("few", "one group", "no dict", "shape", "position", "shards", "other slice", "assign")}
+        kinds = {"few": "invalid_argument", "one group": "invalid_argument", "no dict": "invalid_argument", "shape": "corrupt",
+                 "position": "corrupt", "shards": "corrupt", "other slice": "corrupt", "assign": "unsupported"}
+        assert {name: text and text[0] for name, text in texts.items() if name != "shape"} == {
+            name: kind for name, kind in kinds.items() if name != "shape"}
+        assert "parameters" in texts["few"][1] and "999" in texts["position"][1] and "3 reduced-data-parallel" in texts["shards"][1]
+        assert "[2, 2]" in texts["other slice"][1]
+        assert all(refused[0] == "invalid_argument" and "first step" in refused[1] for refused in rank["early"])
+    shapes = [rank["shape"] for rank in found if rank["shape"]]
+    assert shapes and all(kind == "corrupt" and "[3, 3]" in text for kind, text in shapes), "whoever holds that parameter says so"
+
+
 def test_a_missing_rank_is_named_in_time(models, tmp_path):
     found = run(TWO + """
 model, optimizer = session("gpt2", 2, peer_timeout=8)

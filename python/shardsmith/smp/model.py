@@ -499,6 +499,8 @@ class DistributedModel(nn.Module):
                         **kwargs: Any) -> Any:
         """A whole state dict (of Hugging Face's names or ours), or parts as local_state_dict gives them: these are brought
         together, unless same_partition_load. Before the partition it is kept until then."""
+        if unknown := [word for word, value in kwargs.items() if value]:
+            raise Error("unsupported", f"model.load_state_dict({unknown[0]}=...): weights are copied into the model's own tensors")
         return model_state.load(self, state_dict, strict, same_partition_load)
 
     # Moving: parameters are on the rank's device by themselves.
