@@ -13,7 +13,10 @@ add_library(shardsmith_engine STATIC ${engine_sources})
 target_include_directories(shardsmith_engine SYSTEM PUBLIC ${TORCH_INCLUDE_DIRS})
 target_link_libraries(shardsmith_engine PUBLIC shardsmith_core ${TORCH_LIBRARIES} PRIVATE shardsmith_warnings)
 target_compile_definitions(shardsmith_engine PUBLIC USE_DISTRIBUTED USE_C10D)
-target_compile_options(shardsmith_engine PRIVATE -fopenmp-simd)
+# Loops with sqrt() or floor() become vectors only where nobody reads errno or the processor's exception flags; values are
+# the same.
+set(vector_options -fopenmp-simd -fno-math-errno -fno-trapping-math)
+target_compile_options(shardsmith_engine PRIVATE ${vector_options})
 target_precompile_headers(shardsmith_engine PRIVATE
   <ATen/ATen.h> <torch/csrc/autograd/custom_function.h> <torch/csrc/distributed/c10d/ProcessGroup.hpp>)
 
@@ -43,7 +46,7 @@ if(SHARDSMITH_TESTS)
     target_precompile_headers(engine_test REUSE_FROM shardsmith_engine)
     # The library's precompiled header was made with -fPIC, where an executable would take -fPIE.
     set_target_properties(engine_test PROPERTIES POSITION_INDEPENDENT_CODE OFF)
-    target_compile_options(engine_test PRIVATE -fopenmp-simd -fPIC)
+    target_compile_options(engine_test PRIVATE ${vector_options} -fPIC)
     add_test(NAME engine COMMAND engine_test)
   endif()
 endif()

@@ -18,7 +18,7 @@ inline float select(bool first, float a, float b) {
 inline float exponential(float x) {
   x = select(x > -87.0f, x, -87.0f);
   x = select(x < 88.0f, x, 88.0f);
-  const auto power = static_cast<int32_t>(x * 1.44269504f + std::copysign(0.5f, x));  // floor() makes no vector
+  const auto power = static_cast<int32_t>(x * 1.44269504f + std::copysign(0.5f, x));
   const auto n = static_cast<float>(power);
   const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
   float p = 1.9875691500e-4f;
