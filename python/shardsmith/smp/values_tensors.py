@@ -66,6 +66,7 @@ class Memory:
         from shardsmith import _core
 
         low -= low % _ALIGNMENT
+        self._keep.append(value)  # torch counts the changes of its memory here
         memory = self._bytes(key, low, high)
         return _core.Leaf(torch_word(value.dtype), memory.data_ptr(), memory.numel(), (begin - low) // value.element_size(),
                           list(value.shape), list(value.stride()), requires_grad)
