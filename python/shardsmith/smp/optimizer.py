@@ -1,7 +1,6 @@
 """`smp.DistributedOptimizer`: a torch optimizer over this rank's parameters, its state known by name."""
 from __future__ import annotations
 
-import copy
 import functools
 import math
 from collections.abc import Callable
@@ -10,11 +9,8 @@ from typing import Any, NamedTuple
 import torch
 
 from shardsmith.errors import Error
-from shardsmith.smp import adamw, optimizer_state, precision, weights
-from shardsmith.smp.precision import MASTER
+from shardsmith.smp import adamw, optimizer_checkpoint, optimizer_state, precision, weights
 from shardsmith.smp.session import logger, state
-from shardsmith.smp.slices import Staging, make_leaf, pieces, torch_word
-from shardsmith.smp.weights import STATE
 
 
 class _Checked(NamedTuple):
@@ -273,7 +269,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """What state_dict() or local_state_dict() gave. Options hold at once; state before the partition is kept until then."""
         optimizer_state.check(self, state_dict)
-        self._restore_options(state_dict["param_groups"], "optimizer.load_state_dict")
+        optimizer_checkpoint.restore_options(self, state_dict["param_groups"], "optimizer.load_state_dict")
         if (saved := state_dict.get("loss_scaler")) and state.cfg.fp16:
             self._scaler.restore(float(saved["loss_scale"]), int(saved["good_steps"]), int(saved["hysteresis"]))
         if state.model is None:
@@ -295,168 +291,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
         rank, unless gather_if_shard is False; then all those ranks must call it."""
         return optimizer_state.local(self, gather_if_shard)
 
-    # Checkpoints: state is known by logical names, never by position.
+    # Checkpoints.
     def saved_tree(self, keep: list[torch.Tensor], skip: set[str]) -> dict[str, Any]:
-        """What optimizer_{pp}_{tp}.pt (..._{rdp}.pt of shards) holds. `skip`: Hugging Face names that another stage stores."""
-        model = state.model
-        hf_names = {id(p): name for name, p in model.optimized.items()}
-        states: dict[str, dict[str, Any]] = {}
-        groups = []
-        for group in self.optimizer.param_groups:
-            names = []
-            for param in group["params"]:
-                hf_name = hf_names[id(param)]
-                names += [piece.name for piece in model.optimized_pieces(hf_name)]
-                if hf_name in skip or param not in self.optimizer.state:
-                    continue
-                for piece in model.optimized_pieces(hf_name):
-                    states[piece.name] = {}
-                for key, value in self.optimizer.state[param].items():
-                    self._save_entry(states, hf_name, param, key, value, keep)
-            options = {key: _plain_option(value) for key, value in group.items() if key != "params"}
-            groups.append({**options, "params": names})
-        return {"class": type(self.optimizer).__name__, "state": states, "param_groups": groups}
-
-    @staticmethod
-    def _save_entry(states: dict[str, dict[str, Any]], hf_name: str, param: torch.Tensor, key: str, value: Any,
-                    keep: list[torch.Tensor]) -> None:
-        shaped = isinstance(value, torch.Tensor) and value.shape == param.shape and value.dim() > 0
-        rank = state.group_rank("tp")
-        for piece in state.model.optimized_pieces(hf_name):
-            name = f"{STATE}{piece.name}/{key}"
-            if not isinstance(value, torch.Tensor):
-                states[piece.name][key] = value
-            elif shaped and piece.is_stored_by(rank):
-                states[piece.name][key] = make_leaf(piece.read(value), keep, name, piece)
-            elif not shaped and piece.is_stored_by(rank) and not any(piece.box):  # a counter, wherever a part of it is
-                states[piece.name][key] = make_leaf(value, keep, name)
+        return optimizer_checkpoint.saved_tree(self, keep, skip)
 
     def saved_masters(self, keep: list[torch.Tensor], skip: set[str]) -> dict[str, Any] | None:
-        """What fp16_states_{pp}_{tp}.pt (..._{rdp}.pt of shards) holds; None where there are no masters."""
-        if state.model.masters is None:
-            return None
-        states: dict[str, dict[str, Any]] = {}
-        rank = state.group_rank("tp")
-        for hf_name, master in state.model.masters.items():
-            for piece in state.model.optimized_pieces(hf_name) if hf_name not in skip else []:
-                if piece.is_stored_by(rank):
-                    leaf = make_leaf(piece.read(master), keep, f"{STATE}{piece.name}/{MASTER}", piece)
-                    states[piece.name] = {MASTER: leaf}
-        scale, good_steps, hysteresis = self._scaler.state()
-        scaler = {"loss_scale": scale, "good_steps": good_steps, "hysteresis": hysteresis}
-        return {"dtype": torch_word(precision.narrow_dtype()), "loss_scaler": scaler, "state": states}
+        return optimizer_checkpoint.saved_masters(self, keep, skip)
 
     def read_options(self, pending: weights.Pending) -> None:
-        """Learning rate and the like, as soon as a checkpoint is asked for: scripts go on to write their own."""
-        files, masters = _files(pending)
-        pending.options_done = True
-        if state.cfg.fp16 and masters and masters[0].get("dtype") == "float16":
-            saved = masters[0]["loss_scaler"]
-            self._scaler.restore(float(saved["loss_scale"]), int(saved["good_steps"]), int(saved["hysteresis"]))
-        if not files:
-            logger.warning("%s has no optimizer state: it begins anew", pending.where)
-            return
-        saved = files[min(state.stage, len(files) - 1)]
-        if saved.get("class", type(self.optimizer).__name__) != type(self.optimizer).__name__:
-            raise Error("invalid_argument", f"{pending.where} holds the state of {saved['class']}, this optimizer is "
-                                            f"{type(self.optimizer).__name__}: use load_optimizer=False to begin anew")
-        self._restore_options(saved["param_groups"], pending.where)
+        optimizer_checkpoint.read_options(self, pending)
 
     def read_state(self, pending: weights.Pending) -> None:
-        """Once the partition is there; also where the state does not exist yet."""
-        index = pending.index
-        files, _ = _files(pending)
-        if not files:
-            return
-        plain: dict[str, dict[str, Any]] = {}
-        for file in files:
-            plain |= file["state"]
-        keys: dict[str, list[str]] = {}
-        for name in index.names():
-            if name.startswith(STATE):
-                logical, _, key = name.removeprefix(STATE).rpartition("/")
-                if key == MASTER:  # read with the weights
-                    continue
-                keys.setdefault(logical, []).append(key)
-        _refuse_half_states(pending, files, keys)
-        hf_names = {id(p): name for name, p in state.model.optimized.items()}
-        staging = Staging()
-        for group in self.optimizer.param_groups:
-            for param in group["params"]:
-                self._restore_param(param, hf_names[id(param)], index, keys, plain, staging, pending.where)
-        staging.read(index, where=pending.where)
-
-    def _restore_param(self, param: torch.Tensor, hf_name: str, index: Any, keys: dict[str, list[str]],
-                       plain: dict[str, dict[str, Any]], staging: Staging, where: str) -> None:
-        from shardsmith import _core
-
-        parts = state.model.optimized_pieces(hf_name)
-        first, shape = parts[0].name, parts[0].whole
-        restored: dict[str, Any] = {}
-        for key in keys.get(first, []):
-            for piece in parts:
-                if key not in keys.get(piece.name, []):
-                    raise Error("corrupt", f"{where}: optimizer state {piece.name}/{key} is missing")
-            name = f"{STATE}{first}/{key}"
-            dtype = getattr(torch, index.dtype(name))
-            if list(index.shape(name)) == list(shape) and shape:
-                restored[key] = torch.empty_like(param, dtype=dtype, memory_format=torch.preserve_format).detach()
-                for piece in parts:
-                    staging.add(f"{STATE}{piece.name}/{key}", piece.view(restored[key]), piece)
-            else:
-                # Step counters stay on the CPU unless the optimizer is of the kinds that keep them with the parameter.
-                on_device = any(g.get("fused") or g.get("capturable") for g in self.optimizer.param_groups)
-                device = param.device if on_device else torch.device("cpu")
-                restored[key] = torch.empty(index.shape(name), dtype=dtype, device=device)
-                staging.add(name, restored[key])
-        for key, value in plain.get(first, {}).items():
-            if key not in restored and not isinstance(value, _core.TensorName):
-                restored[key] = value
-        # The old state's order of keys doesn't matter: it is a dict by name.
-        self.optimizer.state.pop(param, None)
-        if restored:
-            self.optimizer.state[param] = restored
-
-    def _restore_options(self, saved: list[dict[str, Any]], where: str) -> None:
-        groups = self.optimizer.param_groups
-        if len(saved) != len(groups):
-            raise Error("invalid_argument", f"{where} has {len(saved)} parameter groups, this optimizer {len(groups)}")
-        for group, options in zip(groups, saved):
-            for key, value in options.items():
-                if key in ("params", "param_names"):
-                    continue
-                if isinstance(group.get(key), torch.Tensor) and not isinstance(value, torch.Tensor):
-                    group[key].fill_(value)
-                else:
-                    group[key] = copy.deepcopy(value)
-
-
-def _files(pending: weights.Pending) -> tuple[list[Any], list[Any]]:
-    """Values of the checkpoint's optimizer files, and of its files of masters. Either kind may stand in one file."""
-    values = (pending.values or {}).get("optimizer") or []
-    return [v for v in values if "param_groups" in v], [v for v in values if "loss_scaler" in v]
-
-
-def _refuse_half_states(pending: weights.Pending, files: list[Any], keys: dict[str, list[str]]) -> None:
-    """A parameter that was never updated has no state; one that has must have all that others of its group have."""
-    model = state.model
-    shapes = {piece.name: list(piece.whole) for name in model.whole_shapes for piece in pieces(model._whole, name)}
-    for number in range(max(len(file["param_groups"]) for file in files)):
-        members = dict.fromkeys(name for file in files if number < len(file["param_groups"])
-                                for name in file["param_groups"][number]["params"])
-        shaped = {name: {key for key in keys.get(name, ()) if pending.index.shape(f"{STATE}{name}/{key}") == shapes.get(name)}
-                  for name in members}
-        every = set().union(*shaped.values())
-        for name, own in shaped.items():
-            if own and own != every:
-                raise Error("corrupt", f"{pending.where}: the optimizer's state of {name} has {', '.join(sorted(own))} but not "
-                                       f"{', '.join(sorted(every - own))}")
-
-
-def _plain_option(value: Any) -> Any:
-    """lr may be a tensor; its value is what counts."""
-    if isinstance(value, torch.Tensor):
-        return value.item()
-    if isinstance(value, (list, tuple)):
-        return type(value)(_plain_option(item) for item in value)
-    return value
+        optimizer_checkpoint.read_state(self, pending)
