@@ -296,6 +296,12 @@ os.makedirs(FOLDER + "/empty")
 cases, refused = json.loads({json.dumps(json.dumps([cases, refused]))})
 results["found"], results["refused"], results["content"], results["over"] = {{}}, {{}}, {{}}, {{}}
 model, optimizer = session("gpt2", 1)
+class Writing:
+    def wait(self):
+        results["waited"] = results.get("waited", 0) + 1
+state.saving = Writing()
+smp.resume_from_checkpoint(FOLDER + "/out")
+state.saving = None
 for name, (path, arguments, _) in cases.items():
     results["content"][name] = smp.resume_from_checkpoint(FOLDER + "/" + path, **arguments)
     results["found"][name] = state.load_report.source
@@ -307,6 +313,7 @@ results["translated"] = refusal(smp.resume_from_checkpoint, FOLDER + "/out", "a"
     (found,) = run(body, 1, models, tmp_path)
     for name, (_, _, expected) in cases.items():
         assert found["found"][name].rstrip("/").rpartition("/")[2] == expected, name
+    assert found["waited"] == 1, "for a save in the background"
     assert found["content"]["tag"] == {"tag": "a"} and found["content"]["folder"] == {"tag": "b"}
     assert found["content"]["dots"] == {} and found["content"]["full"] == {}
     assert "full checkpoint" in found["over"]["newest is full"][0] and "z_partial" in found["over"]["dangling"][0]
