@@ -127,17 +127,59 @@ def check_same_model(path: str, config_json: str) -> None: ...
 
 Exchange = Callable[[bytes, float], list[bytes]]  # message, seconds -> all messages in rank order
 
-def save_partial(
-    path: str,
-    tag: str,
-    manifest: dict[str, Any],  # step, world_size, pp, tp, rdp, placement, first (list[int]), model_config (json text or ""), hf
-    files: Sequence[tuple[str, Any]],  # (file name, value tree with Leafs)
-    rank: int,
-    size: int,
-    exchange: Exchange | None,  # None: alone
-    num_kept: int | None = None,
-    deadline: float = 300.0,
-) -> dict[str, Any]: ...  # folder, bytes, pruned
+Move = Callable[[list[tuple[int, int, int]], list[tuple[int, int, int]], float], None]  # to send, to receive, seconds: (rank, address, bytes)
+
+class PartialRequest:
+    """What a rank gives to a partial save. It points at the Leafs' memory."""
+
+    def __init__(
+        self,
+        path: str,
+        tag: str,
+        manifest: dict[str, Any],  # step, world_size, pp, tp, rdp, placement, first (list[int]), model_config (json text or ""), hf
+        files: Sequence[tuple[str, Any]],  # (file name, value tree with Leafs)
+        num_kept: int | None = None,
+        deadline: float = 300.0,
+    ) -> None: ...
+    @property
+    def snapshot_bytes(self) -> int: ...  # that a save in the background takes of memory
+
+class FullRequest:
+    """What a rank gives to a full save (src/checkpoint/save_full.h): trees of values with Leafs."""
+
+    def __init__(
+        self,
+        path: str,
+        tag: str,
+        manifest: dict[str, Any],
+        weights: Any = None,
+        optimizer: Any = None,
+        user_content: Any = None,
+        translate: bool = True,
+        num_kept: int | None = None,
+        deadline: float = 300.0,
+    ) -> None: ...
+    @property
+    def snapshot_bytes(self) -> int: ...
+
+# Both: {folder, bytes, pruned, warnings}. exchange None: alone. move None: no rank needs another's bytes.
+def save_partial(request: PartialRequest, rank: int = 0, size: int = 1, exchange: Exchange | None = None) -> dict[str, Any]: ...
+def save_full(request: FullRequest, rank: int = 0, size: int = 1, exchange: Exchange | None = None,
+              move: Move | None = None) -> dict[str, Any]: ...
+
+class BackgroundSave:
+    """src/checkpoint/background_save.h. `background` and `move` are called by its thread."""
+
+    def __init__(self, rank: int = 0, size: int = 1, foreground: Exchange | None = None, background: Exchange | None = None,
+                 move: Move | None = None) -> None: ...
+    # False: skipped, on all ranks. `check` is called when all is copied; a text that it returns is everybody's error.
+    def begin(self, request: PartialRequest | FullRequest, skip_if_busy: bool = False,
+              check: Callable[[], str] | None = None) -> bool: ...
+    def wait(self) -> dict[str, Any] | None: ...  # as save_partial; raises the failure of the last save, once
+    def close(self) -> dict[str, Any] | None: ...
+    def is_idle_within(self, seconds: float) -> bool: ...
+    @property
+    def memory(self) -> int: ...  # bytes held
 
 # The learning rate's factor at `step` (0-based, of the update about to be made): warm-up, then cosine or linear to 0.
 def schedule_factor(kind: str, step: int, warmup_steps: int, total_steps: int) -> float: ...

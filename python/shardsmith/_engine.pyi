@@ -16,6 +16,13 @@ class StorePeers:
     # returns one line that names the rank at fault (the first that failed by itself, else the ones that say nothing).
     def explain(self, text: str, seconds: float) -> str: ...
 
+class GroupTransport:
+    """base/transport.h over a process group of its own, of the CPU's tensors."""
+
+    def __init__(self, group: dist.ProcessGroup, name: str, seconds: float) -> None: ...
+    # (rank, address, bytes), at most one of each for a pair of ranks.
+    def move(self, out: list[tuple[int, int, int]], received: list[tuple[int, int, int]], seconds: float) -> None: ...
+
 class ThreadState:
     """The caller's grad mode, autocast, default dtype and the like; `with state:` makes them another thread's."""
 

@@ -187,7 +187,6 @@ NOT_THERE = [
     "smp.nn.DistributedTransformerLMHead(num_layers=2)", "smp.nn.FusedLayerNorm(8)", "smp.amp.GradScaler()",
     "smp.optimizers.FusedLAMB([])", "smp.tp_register(object)",
     "smp.patches.checkpoint.checkpoint(model)", "smp.hvd_average_grads()",
-    "smp.save_checkpoint('folder', 'tag', partial=False)",
 ]
 
 

@@ -23,7 +23,8 @@ void bind_partition(pybind11::module_& m);   // manual partitions, decisions in 
 void bind_memory(pybind11::module_& m);      // what training needs; after bind_layout
 void bind_optim(pybind11::module_& m);       // learning-rate schedules, the loss scale
 void bind_index(pybind11::module_& m);       // readers and Index
-void bind_checkpoint(pybind11::module_& m);  // save, scan, find, verify
+void bind_checkpoint(pybind11::module_& m);  // scan, find, verify
+void bind_saving(pybind11::module_& m);      // at once and in the background
 
 // A model, and what one tensor-parallel rank holds of it.
 struct RankModel {

@@ -12,4 +12,5 @@ PYBIND11_MODULE(_core, m) {
   shardsmith::python::bind_optim(m);
   shardsmith::python::bind_index(m);
   shardsmith::python::bind_checkpoint(m);
+  shardsmith::python::bind_saving(m);
 }

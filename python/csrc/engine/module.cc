@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "../errors.h"
+#include "comm/group_transport.h"
 #include "comm/store_peers.h"
 #include "optim/adamw_update.h"
 #include "pipeline/stage.h"
@@ -112,6 +113,29 @@ void bind_peers(py::module_& m) {
           py::arg("text"), py::arg("seconds"), Unlocked());
 }
 
+// (rank, address, bytes)
+using Message = std::tuple<int, uintptr_t, uint64_t>;
+
+void bind_transport(py::module_& m) {
+  py::class_<GroupTransport>(m, "GroupTransport")
+      .def(py::init([](const GroupHandle& group, const std::string& name, double seconds) {
+             return std::make_unique<GroupTransport>(Group(group, name, milliseconds_of(seconds)));
+           }),
+           py::arg("group"), py::arg("name"), py::arg("seconds"))
+      .def(
+          "move",
+          [](GroupTransport& self, const std::vector<Message>& out, const std::vector<Message>& in, double seconds) {
+            std::vector<Outgoing> sent;
+            std::vector<Incoming> received;
+            for (const auto& [rank, address, size] : out)
+              sent.push_back({rank, {reinterpret_cast<const std::byte*>(address), static_cast<size_t>(size)}});
+            for (const auto& [rank, address, size] : in)
+              received.push_back({rank, {reinterpret_cast<std::byte*>(address), static_cast<size_t>(size)}});
+            self.move(sent, received, milliseconds_of(seconds));
+          },
+          py::arg("out"), py::arg("received"), py::arg("seconds"), Unlocked());
+}
+
 void bind_stage(py::module_& m) {
   py::class_<Stage>(m, "Stage")
       .def(py::init(&make_stage), py::arg("config_json"), py::arg("first"), py::arg("stage"), py::arg("parameters"),
@@ -198,6 +222,7 @@ PYBIND11_MODULE(_engine, m) {
   py::module_::import("torch");
   register_errors();
   bind_peers(m);
+  bind_transport(m);
   bind_stage(m);
   bind_optimizer(m);
   py::class_<ThreadState>(m, "ThreadState")

@@ -9,6 +9,7 @@ from typing import Any
 from shardsmith.errors import Error
 from shardsmith.smp import model
 from shardsmith.smp.activation_checkpointing import set_activation_checkpointing
+from shardsmith.smp.background import wait_for_checkpoint
 from shardsmith.smp.creation import delay_param_initialization, model_creation, set_tensor_parallelism, tensor_parallelism
 from shardsmith.smp.model import DistributedModel
 from shardsmith.smp.optimizer import DistributedOptimizer
@@ -25,7 +26,7 @@ __all__ = [
     "CommGroup", "DistributedModel", "DistributedOptimizer", "Error", "RankType", "StepOutput",
     "delay_param_initialization", "init", "is_initialized", "is_tracing", "load", "model", "model_creation", "num_microbatches",
     "partition", "resume_from_checkpoint", "save", "save_checkpoint", "set_activation_checkpointing", "set_partition", "set_tensor_parallelism", "state", "step",
-    "tensor_parallelism",
+    "tensor_parallelism", "wait_for_checkpoint",
 ]
 __all__ += sorted(name for name, value in _ranks.items()
                   if not name.startswith("_") and (getattr(value, "__module__", "") == "shardsmith.smp.ranks"
@@ -35,7 +36,7 @@ __all__ += sorted(name for name, value in _ranks.items()
 _LATER = frozenset({
     "nn", "amp", "optimizers", "patches", "utils", "sharded_data_parallel_checkpoint", "hvd_average_grads",
     "tp_register",
-    "tp_register_with_module", "wait_for_checkpoint",
+    "tp_register_with_module",
 })
 
 

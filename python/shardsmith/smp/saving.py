@@ -11,6 +11,7 @@ import torch
 
 from shardsmith.errors import Error
 from shardsmith.smp import rng, weightless, whole
+from shardsmith.smp.background import saving
 from shardsmith.smp.model import DistributedModel
 from shardsmith.smp.optimizer import DistributedOptimizer
 from shardsmith.smp.session import logger, state
@@ -35,29 +36,84 @@ def _plain_tag(path: Any, tag: Any) -> tuple[str, str]:
 
 def save_checkpoint(path: Any, tag: Any, partial: bool = True, model: DistributedModel | None = None,
                     optimizer: DistributedOptimizer | None = None, user_content: Any = None,
-                    translate_if_full: bool = True, num_kept_partial_checkpoints: int | None = None) -> None:
-    """Called on every rank with the same path and tag. All files are there or none; a failing rank fails all."""
-    from shardsmith import _core
+                    translate_if_full: bool = True, num_kept_partial_checkpoints: int | None = None, *,
+                    blocking: bool = True, if_busy: str = "wait", optimizer_if_full: bool = False) -> None:
+    """Called on every rank with the same path and tag. All files are there or none; a failing rank fails all.
 
+    `partial=False`: the whole model in one file, under Hugging Face names where the family is known and
+    `translate_if_full`; with `optimizer_if_full` its optimizer beside it. `blocking=False` returns when all is copied, and
+    a thread writes: `wait_for_checkpoint`. While one does, the next save waits for it or, with `if_busy="skip"`, is none."""
     state.require()
     path, tag = _plain_tag(path, tag)
-    if not partial:
-        raise Error("unsupported", "save_checkpoint(partial=False) is not there in this version: save with partial=True, "
-                                   "and `shardsmith export` makes one model of it")
+    _check(model, optimizer, if_busy)
+    _agree(path, tag, {"partial": bool(partial), "blocking": bool(blocking), "if_busy": if_busy,
+            "optimizer_if_full": bool(optimizer_if_full)})
+    saver = saving()
+    if if_busy == "skip" and blocking and saver.is_busy_anywhere():
+        logger.warning("[%d] checkpoint %s is skipped: another one is being written", state.rank, tag)
+        return
+    keep: list[torch.Tensor] = []
+    if partial:
+        request = _partial_request(path, tag, model, optimizer, user_content, num_kept_partial_checkpoints, keep)
+    else:
+        request = _full_request(path, tag, model, optimizer if optimizer_if_full else None, user_content, translate_if_full,
+                                num_kept_partial_checkpoints, keep)
+        saver.prepare_transport()
+    logger.info("[%d] saving %s checkpoint %s in %s", state.rank, "partial" if partial else "full", tag, path)
+    if blocking:
+        saver.save(request, is_full=not partial)
+    elif not saver.begin(request, if_busy == "skip", keep):
+        logger.warning("[%d] checkpoint %s is skipped: another one is being written", state.rank, tag)
+
+
+def _check(model: DistributedModel | None, optimizer: DistributedOptimizer | None, if_busy: str) -> None:
     if model is not None and (not isinstance(model, DistributedModel) or not model.partitioned):
         raise Error("invalid_argument", "save_checkpoint: model must be the smp.DistributedModel, after its first step")
     if optimizer is not None and not isinstance(optimizer, DistributedOptimizer):
         raise Error("invalid_argument", "save_checkpoint: optimizer must be the smp.DistributedOptimizer")
     if optimizer is not None and (state.model is None or not state.model.partitioned):
         raise Error("invalid_argument", "save_checkpoint: the optimizer can be saved after the first step")
-    _agree(path, tag)
-    pp, tp, rdp = state.mesh.coordinates(state.rank)
-    keep: list[torch.Tensor] = []
-    files: list[tuple[str, Any]] = []
+    if if_busy not in ("wait", "skip"):
+        raise Error("invalid_argument", f"save_checkpoint: if_busy is {if_busy!r}, it can be 'wait' or 'skip'")
 
-    def gather() -> tuple[str, str]:
-        config = weightless.saved_config_text(model.module) if model is not None else ""
-        hf = _write_hf_folder(path, model, config) if state.rank == 0 and model is not None else ""
+
+def _agree(path: str, tag: str, options: dict[str, Any]) -> None:
+    """Before anything is written; the options decide which way all ranks go together."""
+    answers = [json.loads(answer) for answer in state.exchange(json.dumps([path, tag, options]).encode())]
+    for rank, answer in enumerate(answers):
+        if answer[:2] != answers[0][:2]:
+            raise Error("invalid_argument", f"save_checkpoint: rank {rank} saves {answer[1]} in {answer[0]}, rank 0 "
+                                            f"{answers[0][1]} in {answers[0][0]}: path and tag must be the same on every rank", rank)
+        for key, value in answers[0][2].items():
+            if answer[2][key] != value:
+                raise Error("invalid_argument", f"rank {rank} calls save_checkpoint with {key}={answer[2][key]!r}, but rank 0 with "
+                                                f"{key}={value!r}; nothing was written", rank)
+
+
+def _manifest(config: str, hf: str) -> dict[str, Any]:
+    return {
+        "step": state.optimizer_steps, "world_size": state.size, "pp": state.mesh.pp_size, "tp": state.mesh.tp_size,
+        "rdp": state.mesh.rdp_size, "placement": state.cfg.placement_strategy,
+        "first": list(state.model._first) if state.model is not None and state.model._first else [],
+        "model_config": config, "hf": hf,
+    }
+
+
+def _described(path: str, model: DistributedModel | None) -> tuple[str, str]:
+    """The model's configuration, and the name of the folder with what an export needs besides."""
+    config = weightless.saved_config_text(model.module) if model is not None else ""
+    hf = _write_hf_folder(path, model, config) if state.rank == 0 and model is not None else ""
+    return config, hf
+
+
+def _partial_request(path: str, tag: str, model: DistributedModel | None, optimizer: DistributedOptimizer | None,
+                     user_content: Any, num_kept: int | None, keep: list[torch.Tensor]) -> Any:
+    from shardsmith import _core
+
+    def gather() -> Any:
+        pp, tp, rdp = state.mesh.coordinates(state.rank)
+        files: list[tuple[str, Any]] = []
+        config, hf = _described(path, model)
         skip = whole.stored_elsewhere()
         if rdp == 0 and model is not None:
             files.append((f"model_{pp}_{tp}.pt", _model_tree(model, keep, skip)))
@@ -71,30 +127,34 @@ def save_checkpoint(path: Any, tag: Any, partial: bool = True, model: Distribute
         files.append((f"rng_{state.rank}.pt", values))
         if state.rank == 0 and user_content is not None:
             files.append(("user_content.pt", Encoder(keep).encode(user_content)))
-        return config, hf
+        return _core.PartialRequest(path, tag, _manifest(config, hf), files, num_kept, state.cfg.peer_timeout)
 
-    config, hf = state.together(gather)
-    logger.info("[%d] saving partial checkpoint %s in %s", state.rank, tag, path)
-    manifest = {
-        "step": state.optimizer_steps, "world_size": state.size, "pp": state.mesh.pp_size, "tp": state.mesh.tp_size,
-        "rdp": state.mesh.rdp_size, "placement": state.cfg.placement_strategy,
-        "first": list(state.model._first) if state.model is not None and state.model._first else [],
-        "model_config": config, "hf": hf,
-    }
-    exchange = None if state.size == 1 else state.exchange
-    result = _core.save_partial(path, tag, manifest, files, state.rank, state.size, exchange,
-                                num_kept_partial_checkpoints, state.cfg.peer_timeout)
-    del keep
-    logger.info("[%d] saved %s", state.rank, result["folder"])
+    return state.together(gather)
 
 
-def _agree(path: str, tag: str) -> None:
-    """Before anything is written."""
-    answers = [json.loads(answer) for answer in state.exchange(json.dumps([path, tag]).encode())]
-    for rank, answer in enumerate(answers):
-        if answer != answers[0]:
-            raise Error("invalid_argument", f"save_checkpoint: rank {rank} saves {answer[1]} in {answer[0]}, rank 0 "
-                                            f"{answers[0][1]} in {answers[0][0]}: path and tag must be the same on every rank", rank)
+def _full_request(path: str, tag: str, model: DistributedModel | None, optimizer: DistributedOptimizer | None,
+                  user_content: Any, translate: bool, num_kept: int | None, keep: list[torch.Tensor]) -> Any:
+    """Every rank gives all that it holds: replicas too, as each writes a share."""
+    from shardsmith import _core
+
+    def gather() -> Any:
+        if model is None:
+            raise Error("invalid_argument", "save_checkpoint(partial=False) needs model: a full checkpoint is the whole model")
+        config, hf = _described(path, model)
+        skip = whole.stored_elsewhere()
+        weights = _model_tree(model, keep, skip)
+        moments = None
+        if optimizer is not None:
+            moments = optimizer.saved_tree(keep, skip)
+            if (masters := optimizer.saved_masters(keep, skip)) is not None:
+                for name, entries in masters.pop("state").items():
+                    moments["state"].setdefault(name, {}).update(entries)
+                moments.update(masters)
+        content = Encoder(keep).encode(user_content) if state.rank == 0 and user_content is not None else None
+        return _core.FullRequest(path, tag, _manifest(config, hf), weights, moments, content, bool(translate), num_kept,
+                                 state.cfg.peer_timeout)
+
+    return state.together(gather)
 
 
 def _model_tree(model: DistributedModel, keep: list[torch.Tensor], skip: set[str]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from shardsmith.smp.config import Config, resolve
 from shardsmith.smp.objects import Objects
 
 if TYPE_CHECKING:
+    from shardsmith.smp.background import Saving
     from shardsmith.smp.model import DistributedModel
     from shardsmith.smp.optimizer import DistributedOptimizer
     from shardsmith.smp.report import LoadReport
@@ -77,6 +78,7 @@ class Session:
         self.store: dist.Store | None = None
         self.rounds: dict[str, int] = {}  # of gathering.py, by kind of group
         self.objects: Objects | None = None
+        self.saving: Saving | None = None  # background.py
         self.model: DistributedModel | None = None
         self.optimizer: DistributedOptimizer | None = None
         self.pending: Any = None  # a checkpoint to read when the partition is made
