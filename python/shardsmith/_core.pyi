@@ -140,6 +140,7 @@ class PartialRequest:
         files: Sequence[tuple[str, Any]],  # (file name, value tree with Leafs)
         num_kept: int | None = None,
         deadline: float = 300.0,
+        shared: set[str] = ...,  # names of those that other ranks give alike: each writes a share of it
     ) -> None: ...
     @property
     def snapshot_bytes(self) -> int: ...  # that a save in the background takes of memory

@@ -1,12 +1,15 @@
 #include "checkpoint/save.h"
 
-#include <set>
+#include <algorithm>
+#include <map>
+#include <optional>
 
 #include "base/error.h"
 #include "checkpoint/commit.h"
 #include "checkpoint/load.h"
 #include "checkpoint/outcome.h"
 #include "checkpoint/save_steps.h"
+#include "checkpoint/shared_files.h"
 
 namespace shardsmith {
 namespace {
@@ -27,38 +30,45 @@ uint64_t bytes_of(const SaveFile& file) {
   return bytes;
 }
 
-Value announcement(const SaveRequest& request) {
+Value announcement(const SaveRequest& request, const SharedFiles& shared) {
   Value value;
   value.set("essentials", essentials("a partial checkpoint", request.path, request.tag, request.manifest));
-  List names;
-  uint64_t bytes = 0;
-  for (const SaveFile& file : request.files) {
-    names.emplace_back(file.name);
-    bytes += bytes_of(file);
+  value.set("host", request.host.empty() ? host_identity() : request.host);
+  List files;
+  for (size_t i = 0; i < request.files.size(); ++i) {
+    Value entry;
+    entry.set("name", request.files[i].name);
+    entry.set("bytes", static_cast<int64_t>(bytes_of(request.files[i])));
+    shared.announce(i, entry);
+    files.push_back(std::move(entry));
   }
-  value.set("files", std::move(names));
-  value.set("bytes", static_cast<int64_t>(bytes));
+  value.set("files", std::move(files));
   return value;
 }
 
-// Every rank comes to the same verdict over the same announcements. Returns the bytes of all.
-uint64_t agree(const std::vector<Value>& announcements) {
+// Every rank comes to the same verdict over the same announcements.
+void agree(const std::vector<Value>& announcements, SharedFiles& shared, int rank, bool across_hosts,
+           std::vector<std::string>& warnings) {
   check_essentials(announcements);
-  uint64_t bytes = 0;
-  std::set<std::string> names;
-  for (size_t rank = 0; rank < announcements.size(); ++rank) {
-    for (const Value& name : *announcements[rank].find("files")->get_if<List>()) {
-      const std::string& text = *name.get_if<std::string>();
-      if (!names.insert(text).second)
-        fail_differing(rank, str("rank ", rank, " saves ", text, ", which another file is called too"));
-    }
-    bytes += static_cast<uint64_t>(*announcements[rank].find("bytes")->get_if<int64_t>());
+  std::vector<List> files;
+  std::vector<std::string> hosts;
+  for (const Value& announcement : announcements) {
+    files.push_back(*announcement.find("files")->get_if<List>());
+    hosts.push_back(*announcement.find("host")->get_if<std::string>());
   }
-  return bytes;
+  shared.plan(files, hosts, rank, across_hosts, warnings);
+}
+
+// The next save sweeps what can't be removed now.
+void remove_quietly(Storage& storage, const std::string& folder) noexcept {
+  try {
+    remove_tree(storage, folder);
+  } catch (...) {
+  }
 }
 
 // Rank 0, before anything is written: sweeps what a dead save left, looks for room, makes the temporary folder.
-std::string prepare(Storage& storage, const SaveRequest& request, uint64_t bytes) {
+std::string prepare(Storage& storage, const SaveRequest& request, const SharedFiles& shared) {
   make_durable_directory(storage, request.path);
   recover(storage, request.path);
   const std::string name = partial_name(request.tag), target = join(request.path, name);
@@ -68,19 +78,28 @@ std::string prepare(Storage& storage, const SaveRequest& request, uint64_t bytes
     fail(ErrorKind::kInvalidArgument, target, " is there but is no checkpoint of ours (it has no ", kManifestName,
          "); move it away or use another tag");
   }
-  check_room(storage, request.path, bytes);
-  const std::string id = make_save_id();
-  storage.make_directory(temporary_folder(request.path, name, id));
+  check_room(storage, request.path, shared.bytes());
+  const std::string id = make_save_id(), folder = temporary_folder(request.path, name, id);
+  storage.make_directory(folder);
+  try {
+    shared.create(storage, folder);
+  } catch (...) {
+    remove_quietly(storage, folder);
+    throw;
+  }
   return id;
 }
 
-// This rank's files, synced.
-Value write_files(Storage& storage, const std::vector<SaveFile>& files, const std::string& folder,
-                  const std::string& save_id, const Progress& progress) {
+// Those of this rank's files that it writes alone (all where `shared` is null), synced.
+List write_files(Storage& storage, const std::vector<SaveFile>& files, const SharedFiles* shared,
+                 const std::string& folder, const std::string& save_id, const Progress& progress) {
   List written;
+  const auto is_own = [&](size_t i) { return !shared || shared->is_own(i); };
   uint64_t total = 0, done = 0;
-  for (const SaveFile& file : files) total += bytes_of(file);
-  for (const SaveFile& file : files) {
+  for (size_t i = 0; i < files.size(); ++i) total += is_own(i) ? bytes_of(files[i]) : 0;
+  for (size_t i = 0; i < files.size(); ++i) {
+    if (!is_own(i)) continue;
+    const SaveFile& file = files[i];
     PtContent content = file.content;
     content.extra.set("save_id", save_id);
     const Written result = write_pt(storage, join(folder, file.name), content);
@@ -96,16 +115,22 @@ Value write_files(Storage& storage, const std::vector<SaveFile>& files, const st
   return written;
 }
 
-std::vector<ManifestFile> files_of(const std::vector<Value>& answers) {
-  std::vector<ManifestFile> files;
-  for (const Value& answer : answers) {
-    for (const Value& entry : *answer.get_if<List>()) {
-      files.push_back({*entry.find("name")->get_if<std::string>(),
-                       static_cast<uint64_t>(*entry.find("size")->get_if<int64_t>()),
-                       *entry.find("digest")->get_if<std::string>(), *entry.find("tail")->get_if<std::string>()});
-    }
+void add_files(std::vector<ManifestFile>& files, const Value& entries) {
+  for (const Value& entry : *entries.get_if<List>()) {
+    files.push_back({*entry.find("name")->get_if<std::string>(),
+                     static_cast<uint64_t>(*entry.find("size")->get_if<int64_t>()),
+                     *entry.find("digest")->get_if<std::string>(), *entry.find("tail")->get_if<std::string>()});
   }
-  return files;
+}
+
+// In the order in which the ranks announced them, whoever has written them.
+void put_in_order(std::vector<ManifestFile>& files, const std::vector<Value>& announcements) {
+  std::map<std::string, size_t> places;
+  for (const Value& announcement : announcements)
+    for (const Value& entry : *announcement.find("files")->get_if<List>())
+      places.emplace(*entry.find("name")->get_if<std::string>(), places.size());
+  std::sort(files.begin(), files.end(),
+            [&](const ManifestFile& a, const ManifestFile& b) { return places.at(a.name) < places.at(b.name); });
 }
 
 void write_manifest(Storage& storage, const std::string& folder, const Manifest& manifest) {
@@ -155,11 +180,15 @@ SaveResult save_partial(Storage& storage, Peers& peers, const SaveRequest& reque
   const bool first = peers.rank() == 0;
   const auto each = [&](const std::function<Value()>& work) { return all_do(peers, request.deadline, work); };
 
-  const uint64_t bytes = agree(each([&] {
+  std::optional<SharedFiles> shared;
+  std::vector<std::string> warnings;
+  const std::vector<Value> announcements = each([&] {
     check_request(request);
-    return announcement(request);
-  }));
-  const std::vector<Value> prepared = each([&]() -> Value { return first ? prepare(storage, request, bytes) : ""; });
+    shared.emplace(request.files);
+    return announcement(request, *shared);
+  });
+  agree(announcements, *shared, peers.rank(), storage.is_shared_by_hosts(), warnings);
+  const std::vector<Value> prepared = each([&]() -> Value { return first ? prepare(storage, request, *shared) : ""; });
   const std::string save_id = *prepared[0].get_if<std::string>();
   const std::string folder = temporary_folder(request.path, partial_name(request.tag), save_id);
 
@@ -168,8 +197,20 @@ SaveResult save_partial(Storage& storage, Peers& peers, const SaveRequest& reque
   manifest.save_id = save_id;
   bool answered = false;  // all have stopped writing: the folder can be removed
   try {
-    manifest.files =
-        files_of(each([&] { return write_files(storage, request.files, folder, save_id, request.progress); }));
+    const std::vector<Value> written = each([&] {
+      Value value;
+      value.set("files", write_files(storage, request.files, &*shared, folder, save_id, request.progress));
+      value.set("shared", shared->write(storage, folder, request.progress));
+      return value;
+    });
+    for (const Value& value : written) add_files(manifest.files, *value.find("files"));
+    if (shared->any()) {
+      std::vector<Value> checksums;
+      for (const Value& value : written) checksums.push_back(*value.find("shared"));
+      for (const Value& entries : each([&]() -> Value { return shared->finish(checksums, save_id); }))
+        add_files(manifest.files, entries);
+    }
+    put_in_order(manifest.files, announcements);
     answered = true;
     const std::vector<Value> committed = each([&]() -> Value {
       if (!first) return None{};
@@ -179,17 +220,14 @@ SaveResult save_partial(Storage& storage, Peers& peers, const SaveRequest& reque
     SaveResult result{.folder = join(request.path, partial_name(request.tag))};
     for (const ManifestFile& file : manifest.files) result.bytes += file.size;
     result.pruned = texts(*committed[0].find("pruned"));
-    result.warnings = texts(*committed[0].find("warnings"));
+    result.warnings = std::move(warnings);
+    for (std::string& line : texts(*committed[0].find("warnings"))) result.warnings.push_back(std::move(line));
     return result;
   } catch (const Error& e) {
     // A rank that gave no answer may still be writing; then the next save sweeps.
     const bool silent = e.kind() == ErrorKind::kTimeout || e.kind() == ErrorKind::kPeer;
-    if (first && (answered || !silent)) {
-      try {
-        remove_tree(storage, folder);
-      } catch (const Error&) {  // the next save sweeps
-      }
-    }
+    shared.reset();
+    if (first && (answered || !silent)) remove_quietly(storage, folder);
     throw;
   }
 }
@@ -197,7 +235,8 @@ SaveResult save_partial(Storage& storage, Peers& peers, const SaveRequest& reque
 Manifest write_partial(Storage& storage, const std::string& folder, Manifest manifest,
                        const std::vector<SaveFile>& files) {
   manifest.save_id = make_save_id();
-  manifest.files = files_of({write_files(storage, files, folder, manifest.save_id, {})});
+  manifest.files.clear();
+  add_files(manifest.files, write_files(storage, files, nullptr, folder, manifest.save_id, {}));
   manifest.time = seconds_now();
   write_manifest(storage, folder, manifest);
   return manifest;

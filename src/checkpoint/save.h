@@ -19,6 +19,8 @@ namespace shardsmith {
 struct SaveFile {
   std::string name;  // "model_0_0.pt"
   PtContent content;
+  // Other ranks give a file of this name with the same bytes (replicas): each writes a share of it (shared_files.h).
+  bool shared = false;
 };
 
 struct SaveRequest {
@@ -29,6 +31,7 @@ struct SaveRequest {
   std::optional<int> num_kept_partial_checkpoints;  // nullopt or negative: keep all
   std::chrono::milliseconds deadline{300000};       // for each exchange
   Progress progress;
+  std::string host;  // "": host_identity(); for tests
 };
 
 struct SaveResult {
@@ -41,7 +44,8 @@ struct SaveResult {
 
 // Called by all ranks. Throws the first failing rank's error on every rank; nothing is then visible, and what was
 // there before still is. Hops: all agree -> rank 0 prepares the folder -> all write -> rank 0 commits; after each the
-// ranks exchange outcomes, so that none goes on where another has failed.
+// ranks exchange outcomes, so that none goes on where another has failed. Where files are shared there is one hop more,
+// in which the checksums that all have taken are put together.
 SaveResult save_partial(Storage& storage, Peers& peers, const SaveRequest& request);
 
 // One process, all files of all ranks, into an existing empty folder: everything is durable when it returns, and what

@@ -58,8 +58,8 @@ PtFile::PtFile(const PtContent& content, std::string path) : path_(std::move(pat
   lay_out();
   TorchZip whole = *zip_;
   if (with_record_) {
-    record_length_ = make_pt_record(slices_, content.extra, covered_).size();
-    whole.add(kPtRecordName, {record_length_, nullptr, {}}, 64);
+    blank_record_ = make_pt_record(slices_, content.extra, covered_);
+    whole.add(kPtRecordName, bytes_of(blank_record_), 64);
   }
   size_ = whole.size();
 }
@@ -102,7 +102,7 @@ uint32_t PtFile::fingerprint() const {
     const uint64_t place[] = {record.data, record.size};
     crc = crc32(std::as_bytes(std::span(place)), crc);
   }
-  return crc;
+  return crc32(std::as_bytes(std::span(blank_record_)), crc);
 }
 
 std::vector<PtFile::Section> PtFile::sections_in(uint64_t begin, uint64_t end) const {
@@ -174,9 +174,9 @@ PtFile::Tail PtFile::finish(const std::vector<uint32_t>& sections, const Value& 
   Tail tail;
   if (with_record_) {
     std::string record = make_pt_record(slices_, extra, covered_);
-    if (record.size() != record_length_)
+    if (record.size() != blank_record_.size())
       fail(ErrorKind::kInvalidArgument, path_, ": the extra record has ", record.size(), " bytes, it was to have ",
-           record_length_);
+           blank_record_.size());
     set_crcs(record, blocks);
     whole.add(kPtRecordName, bytes_of(record), 64);
     const size_t last = whole.records() - 1;

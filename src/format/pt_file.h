@@ -35,7 +35,7 @@ class PtFile {
   size_t storages() const { return storage_sizes_.size(); }
   uint64_t storage_begin(size_t storage) const { return record(storage).data; }
   uint64_t storage_size(size_t storage) const { return storage_sizes_[storage]; }
-  // CRC-32 of the pickle and of where all lies: equal for equal layouts.
+  // CRC-32 of the pickle, of where all lies and of the record: equal for equal layouts.
   uint32_t fingerprint() const;
 
   // Data sections are numbered through the file. Those of a storage, from first_section(i) to first_section(i + 1).
@@ -83,7 +83,7 @@ class PtFile {
   std::optional<TorchZip> zip_;
   std::vector<uint64_t> storage_sizes_;
   uint64_t covered_ = 0, size_ = 0;
-  size_t record_length_ = 0;
+  std::string blank_record_;  // without checksums
   std::vector<size_t> first_section_;
   std::vector<std::string> headers_;  // of the covered records
   std::vector<Piece> pieces_;

@@ -1,4 +1,6 @@
 // Saving checkpoints, at once and in the background.
+#include <set>
+
 #include "bindings.h"
 #include "checkpoint/background_save.h"
 #include "checkpoint/save.h"
@@ -103,7 +105,7 @@ std::chrono::milliseconds milliseconds_of(double seconds) {
 
 SaveRequest partial_request(const std::string& path, const std::string& tag, const py::dict& manifest,
                             const std::vector<std::pair<std::string, py::object>>& files, std::optional<int> num_kept,
-                            double deadline) {
+                            double deadline, const std::set<std::string>& shared) {
   SaveRequest request;
   request.path = path;
   request.tag = tag;
@@ -111,7 +113,7 @@ SaveRequest partial_request(const std::string& path, const std::string& tag, con
   request.num_kept_partial_checkpoints = num_kept;
   request.deadline = milliseconds_of(deadline);
   for (const auto& [name, tree] : files) {
-    SaveFile file{name, {}};
+    SaveFile file{name, {}, shared.count(name) > 0};
     file.content.value = from_python(tree, &file.content);
     request.files.push_back(std::move(file));
   }
@@ -250,7 +252,7 @@ void bind_saving(py::module_& m) {
                                   py::arg("global_shape") = Shape{}, py::arg("box_offset") = Shape{});
   py::class_<SaveRequest>(m, "PartialRequest")
       .def(py::init(&partial_request), py::arg("path"), py::arg("tag"), py::arg("manifest"), py::arg("files"),
-           py::arg("num_kept") = py::none(), py::arg("deadline") = 300.0)
+           py::arg("num_kept") = py::none(), py::arg("deadline") = 300.0, py::arg("shared") = std::set<std::string>())
       .def_property_readonly("snapshot_bytes", [](const SaveRequest& r) { return BackgroundSave::memory_for(r); });
   py::class_<FullRequest>(m, "FullRequest")
       .def(py::init(&full_request), py::arg("path"), py::arg("tag"), py::arg("manifest"),

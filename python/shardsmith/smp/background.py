@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import os
 import sys
+import time
 from typing import Any
 
 import torch
@@ -103,12 +104,24 @@ class Saving:
         try:
             _told(thread.close())
         except Error as error:
-            logger.error("[%d] the checkpoint that was being saved when the script ended is not there: %s", state.rank, error)
+            # Not to the log: who listens there may have gone already.
+            print(f"[{state.rank}] the checkpoint that was being saved when the script ended is not there: {error}",
+                  file=sys.stderr, flush=True)
             _failed_at_exit.append(str(error))
-        # Nobody leaves, and takes the store along, before all have read the last word.
         if self._peers is not None:
             with contextlib.suppress(Exception):
-                self._peers.exchange(b"", 5.0)
+                _leave()
+
+
+def _leave() -> None:
+    """Rank 0 may take the store along: it goes when all others have read the last word, or after five seconds."""
+    if state.rank > 0:
+        state.store.set(f"saving/left/{state.rank}", "1")
+        return
+    left = [f"saving/left/{rank}" for rank in range(1, state.size)]
+    end = time.monotonic() + 5
+    while not state.store.check(left) and time.monotonic() < end:
+        time.sleep(0.01)
 
 
 def _versions(tensors: list[torch.Tensor]) -> list[int]:

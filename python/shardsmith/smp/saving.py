@@ -115,19 +115,22 @@ def _partial_request(path: str, tag: str, model: DistributedModel | None, optimi
         files: list[tuple[str, Any]] = []
         config, hf = _described(path, model)
         skip = whole.stored_elsewhere()
-        if rdp == 0 and model is not None:
+        if model is not None:
             files.append((f"model_{pp}_{tp}.pt", _model_tree(model, keep, skip)))
         is_sharded = state.model is not None and state.model.shards is not None
-        if optimizer is not None and (rdp == 0 or is_sharded):
+        shared = {name for name, _ in files}  # replicas hold them alike: each writes a share
+        if optimizer is not None:
             place = f"{pp}_{tp}_{rdp}" if is_sharded else f"{pp}_{tp}"
             files.append((f"optimizer_{place}.pt", optimizer.saved_tree(keep, skip)))
             if (masters := optimizer.saved_masters(keep, skip)) is not None:
                 files.append((f"fp16_states_{place}.pt", masters))
+            shared |= set() if is_sharded else {name for name, _ in files}
         values = {"rank": state.rank, "step_calls": state.step_calls, **rng.saved(keep)}
         files.append((f"rng_{state.rank}.pt", values))
         if state.rank == 0 and user_content is not None:
             files.append(("user_content.pt", Encoder(keep).encode(user_content)))
-        return _core.PartialRequest(path, tag, _manifest(config, hf), files, num_kept, state.cfg.peer_timeout)
+        return _core.PartialRequest(path, tag, _manifest(config, hf), files, num_kept, state.cfg.peer_timeout,
+                                    shared if state.mesh.rdp_size > 1 else set())
 
     return state.together(gather)
 
