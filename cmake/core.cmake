@@ -42,6 +42,9 @@ if(SHARDSMITH_TESTS)
     target_compile_definitions(core_test PRIVATE SHARDSMITH_SOURCE_DIR="${CMAKE_CURRENT_SOURCE_DIR}")
     target_link_libraries(core_test PRIVATE shardsmith_cli shardsmith_warnings GTest::gtest GTest::gmock GTest::gtest_main ZLIB::ZLIB)
     add_test(NAME core COMMAND core_test)
+    # Every point of the campaigns of which the usual run takes a sample.
+    add_test(NAME core_campaigns COMMAND core_test --gtest_filter=*Kill*)
+    set_tests_properties(core_campaigns PROPERTIES LABELS long ENVIRONMENT SHARDSMITH_LONG=1)
   endif()
   # The door through which tests/python/test_formats.py reaches the formats.
   add_executable(format_tool tests/core/tools/format_tool.cc)

@@ -89,7 +89,7 @@ def main() -> int:
     if long:
         environment["SHARDSMITH_LONG"] = "1"
     results = [run_ctest(long, environment), run_pytest(long, environment)]
-    results.append(run_fuzz(160 if long else 10, environment))
+    results.append(run_fuzz(160 if long else 5, environment))
     passed, failed, skipped = (sum(column) for column in zip(*results))
     sys.stdout.flush()
     print(f"{passed} passed, {failed} failed" + (f", {skipped} skipped" if skipped else ""), flush=True)

@@ -43,10 +43,11 @@ ActivationMemory::ActivationMemory(const FamilyModel& model, const Workload& wor
   for (const FamilyTensor& tensor : model.tensors) by_head_ = by_head_ || tensor.pieces.front().run > 0;
 }
 
-// LayerNorm keeps its input, and so does our RMSNorm. In float16 that one is spelled out: it keeps its input as float32,
-// and what it multiplies by the weight.
+// A norm keeps its input, and two numbers of each row. In float16 an RMSNorm is spelled out: it keeps its input as
+// float32, and what it multiplies by the weight.
 int64_t ActivationMemory::norm() const {
-  if (m_.norm == NormKind::kLayerNorm || has_kernels_) return own_;
+  const int64_t rows = own_ / element_ / m_.hidden_size;
+  if (m_.norm == NormKind::kLayerNorm || has_kernels_) return own_ + rows * 2 * kFloat;
   return own_ / element_ * kFloat + own_;
 }
 
@@ -117,8 +118,8 @@ int64_t ActivationMemory::head() const {
 }
 
 // Where there is a kernel the gradient takes the logits' place; a bias makes them float32. Otherwise log_softmax reads
-// logits, as float32, and writes as many; where the vocabulary is split all is done in one place. What the loss is given
-// is a copy: of the positions that have a next one, of what other ranks keep, or of the transform.
+// logits, as float32, and writes as many; where the vocabulary is split all is done in one place. What the loss is
+// given is a copy: of the positions that have a next one, of what other ranks keep, or of the transform.
 int64_t ActivationMemory::loss() const {
   if (!has_language_head()) return 0;
   const int64_t logits = std::min(kLossRows, tokens_) * vocabulary_;

@@ -75,27 +75,30 @@ TEST(TrainingMemory, CountsWeightsMastersAndMomentsOfEachPrecision) {
   }
 }
 
+constexpr int64_t kRowsOfNorms = 2 * 4 * 256 * 2 * 4;  // bytes: of each row of two norms its mean and its scale
+
 // Of GPT-2 in float32, with and without dropout, counted by hand: the sums that nn/block.cc keeps.
 TEST(TrainingMemory, ALayerOfGpt2KeepsWhatIsCountedByHand) {
   const ActivationMemory plain(gpt2(0), {4, 256});
   // Norms' inputs and results, q k v, weighted sum, logarithms of sums, before and after GELU.
-  EXPECT_EQ(plain.layer(), 4 * (kHidden * (2 + 2 + 3 + 1 + 4 + 4) + 4 * 12 * 256));
+  EXPECT_EQ(plain.layer(), 4 * (kHidden * (2 + 2 + 3 + 1 + 4 + 4) + 4 * 12 * 256) + kRowsOfNorms);
   const ActivationMemory dropped(gpt2(0.1), {4, 256});
-  EXPECT_EQ(dropped.layer(), 4 * (kHidden * (16 + 2) + 3 * kScores));
+  EXPECT_EQ(dropped.layer(), 4 * (kHidden * (16 + 2) + 3 * kScores) + kRowsOfNorms);
   const ActivationMemory narrow(gpt2(0.1), {4, 256, 1, false, Precision::kBf16});
-  EXPECT_EQ(narrow.layer(), 2 * kHidden * (16 + 2) + (4 + 4 + 2) * kScores);
+  EXPECT_EQ(narrow.layer(), 2 * kHidden * (16 + 2) + (4 + 4 + 2) * kScores + kRowsOfNorms);
 }
 
 TEST(TrainingMemory, ALayerOfLlamaKeepsWhatIsCountedByHand) {
   const int64_t mlp = 4 * 256 * 2048, keys = kHidden / 3, sums = 4 * 256 * 12;
   const ActivationMemory wide(llama(), {4, 256});
-  EXPECT_EQ(wide.layer(), 4 * (kHidden * (2 + 2 + 1 + 1) + 2 * keys + 3 * mlp + sums));
+  EXPECT_EQ(wide.layer(), 4 * (kHidden * (2 + 2 + 1 + 1) + 2 * keys + 3 * mlp + sums) + kRowsOfNorms);
   EXPECT_TRUE(wide.keeps_input());
   const ActivationMemory narrow(llama(), {4, 256, 1, false, Precision::kBf16});
-  EXPECT_EQ(narrow.layer(), 2 * (2 * kHidden * (1 + 2) + kHidden * 4 + 2 * keys + 3 * mlp) + 4 * sums);
-  EXPECT_FALSE(narrow.keeps_input());
-  const ActivationMemory half(llama(), {4, 256, 1, false, Precision::kFp16});  // no kernel for SiLU times up
-  EXPECT_EQ(half.layer() - narrow.layer(), 2 * mlp);
+  EXPECT_EQ(narrow.layer(), 2 * (kHidden * (2 + 2 + 1 + 1) + 2 * keys + 3 * mlp) + 4 * sums + kRowsOfNorms);
+  // No kernels: of a norm also the input as float32; of SiLU times up also SiLU's result.
+  const ActivationMemory half(llama(), {4, 256, 1, false, Precision::kFp16});
+  EXPECT_EQ(half.layer() - narrow.layer(), 2 * 4 * kHidden - kRowsOfNorms + 2 * mlp);
+  EXPECT_FALSE(half.keeps_input());
 }
 
 TEST(TrainingMemory, GrowsWithRowsSequenceAndMicrobatchesThatAreActive) {
@@ -144,7 +147,7 @@ TEST(TrainingMemory, TensorParallelRanksHoldAboutAPartOfTheLayers) {
   EXPECT_LT(memory.activations, speed.activations);
   // What is within a layer is halved exactly.
   const ActivationMemory whole_layer(model, {4, 256}), half_layer(model, {4, 256, 2});
-  const int64_t replicated = 4 * 4 * kHidden;  // inputs and results of two norms
+  const int64_t replicated = 4 * 4 * kHidden + kRowsOfNorms;  // inputs and results of two norms
   EXPECT_EQ(2 * (half_layer.layer() - replicated), whole_layer.layer() - replicated);
 }
 
