@@ -80,7 +80,8 @@ def test_a_run_learns_and_leaves_what_it_says(models, tmp_path):
     assert all("layernorm" in name or name.endswith("bias") for name in groups[1]["params"])
 
 
-@pytest.mark.parametrize("ranks, stages, slices, accumulation", [(2, 1, 1, 1), (2, 2, 1, 2), (4, 1, 2, 1)])
+@pytest.mark.parametrize("ranks, stages, slices, accumulation", [
+    (2, 1, 1, 1), (2, 2, 1, 2), pytest.param(4, 1, 2, 1, marks=pytest.mark.long)])
 def test_every_layout_gives_the_same_losses(models, tmp_path, ranks, stages, slices, accumulation):
     def losses(folder, batch, *more):
         arguments = [*more, "--max-steps", 4, "--per-device-train-batch-size", batch, "--save-steps", 0, "--json"]

@@ -179,7 +179,7 @@ def test_mistakes_are_clear(models, tmp_path):
         kinds = {name: refused and refused[0] for name, refused in r.items()}
         texts = {name: refused[1] for name, refused in r.items()}
         assert kinds == {
-            "outside": "invalid_argument", "early save": "invalid_argument", "full save": "unsupported",
+            "outside": "invalid_argument", "early save": "invalid_argument", "full save": "invalid_argument",
             "later function": "unsupported", "later class": "unsupported", "no folder": "not_found",
             "no checkpoint": "corrupt", "second model": "invalid_argument", "optimizer state": "invalid_argument",
             "copied": "unsupported", "rows": "invalid_argument"}
