@@ -59,14 +59,6 @@ void agree(const std::vector<Value>& announcements, SharedFiles& shared, int ran
   shared.plan(files, hosts, rank, across_hosts, warnings);
 }
 
-// The next save sweeps what can't be removed now.
-void remove_quietly(Storage& storage, const std::string& folder) noexcept {
-  try {
-    remove_tree(storage, folder);
-  } catch (...) {
-  }
-}
-
 // Rank 0, before anything is written: sweeps what a dead save left, looks for room, makes the temporary folder.
 std::string prepare(Storage& storage, const SaveRequest& request, const SharedFiles& shared) {
   make_durable_directory(storage, request.path);
@@ -100,9 +92,7 @@ List write_files(Storage& storage, const std::vector<SaveFile>& files, const Sha
   for (size_t i = 0; i < files.size(); ++i) {
     if (!is_own(i)) continue;
     const SaveFile& file = files[i];
-    PtContent content = file.content;
-    content.extra.set("save_id", save_id);
-    const Written result = write_pt(storage, join(folder, file.name), content);
+    const Written result = write_pt(storage, join(folder, file.name), with_save_id(file.content, save_id));
     Value entry;
     entry.set("name", file.name);
     entry.set("size", static_cast<int64_t>(result.size));

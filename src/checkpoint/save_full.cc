@@ -13,6 +13,7 @@
 #include "checkpoint/load.h"
 #include "checkpoint/outcome.h"
 #include "checkpoint/save_steps.h"
+#include "checkpoint/written_shares.h"
 #include "format/pt_file.h"
 
 namespace shardsmith {
@@ -41,11 +42,6 @@ void check_request(const FullRequest& request) {
   }
   if (tag == kNewestName || tag == "hf" || tag.ends_with("_partial"))
     fail(ErrorKind::kInvalidArgument, "tag '", tag, "' can't be a full checkpoint's: the name is needed otherwise");
-}
-
-PtContent with_save_id(PtContent content, const std::string& save_id) {
-  content.extra.set("save_id", save_id);
-  return content;
 }
 
 std::string user_content_name(const FullRequest& request) { return "user_content_" + request.tag; }
@@ -99,12 +95,6 @@ std::optional<FamilyModel> family_of(const FullRequest& request) {
   }
 }
 
-std::string hex(uint32_t crc) {
-  char text[9];
-  std::snprintf(text, sizeof text, "%08x", crc);
-  return text;
-}
-
 // A save by all ranks, step by step. Its state is the same on all ranks but for what each holds.
 class FullSave {
  public:
@@ -128,9 +118,6 @@ class FullSave {
   void take_checksums(const std::vector<Value>& written);
   void write_rest();
   Value commit();
-  // Calls visit(section) for what `rank` writes of a file, in order.
-  template <typename Visit>
-  static void for_each_section(const Joint& joint, int rank, Visit&& visit);
 
   Storage& storage_;
   Peers& peers_;
@@ -144,15 +131,6 @@ class FullSave {
   std::string folder_;  // temporary
   uint64_t bytes_ = 0, done_ = 0, total_ = 0;
 };
-
-template <typename Visit>
-void FullSave::for_each_section(const Joint& joint, int rank, Visit&& visit) {
-  for (const Share& share : joint.shares) {
-    if (share.rank != rank) continue;
-    const uint64_t end = std::min(share.end * kBlock, joint.layout->covered());
-    for (const PtFile::Section& section : joint.layout->sections_in(share.begin * kBlock, end)) visit(section);
-  }
-}
 
 void FullSave::add_joint(const std::vector<Value>& parts, const PtContent* own, const std::string& name,
                          const FamilyModel* family, const std::vector<int>& writers) {
@@ -207,7 +185,8 @@ void FullSave::make_ready(Joint& joint) {
   joint.gather = std::make_unique<Gather>(joint.file, *joint.layout, joint.shares, peers_.rank(), peers_.size(),
                                           transport_, request_.deadline);
   joint.ranges = std::make_unique<PtRanges>(*joint.layout);
-  for_each_section(joint, peers_.rank(), [&](const PtFile::Section& section) { total_ += section.length; });
+  for_each_section(*joint.layout, joint.shares, peers_.rank(),
+                   [&](const PtFile::Section& section) { total_ += section.length; });
 }
 
 // Rank 0, before anything is written: sweeps what a dead save left, looks for room, makes the folder and its files.
@@ -225,10 +204,7 @@ void FullSave::prepare() {
     for (const Joint& joint : joints_)
       storage_.create(join(folder_, joint.name), Access::kDirect, joint.layout->size())->close();
   } catch (...) {
-    try {
-      remove_tree(storage_, folder_);
-    } catch (const Error&) {  // the next save sweeps
-    }
+    remove_quietly(storage_, folder_);
     throw;
   }
 }
@@ -243,8 +219,7 @@ void FullSave::write_blocks(Joint& joint, std::exception_ptr& error) {
       error = std::current_exception();
     }
   };
-  uint64_t blocks = 0;
-  for (const Share& share : joint.shares) blocks += share.rank == peers_.rank() ? share.end - share.begin : 0;
+  const uint64_t blocks = blocks_of(joint.shares, peers_.rank());
   std::optional<StreamWriter> stream;
   if (blocks > 0) {
     attempt([&] {
@@ -276,10 +251,7 @@ Value FullSave::write() {
   Value result;
   for (Joint& joint : joints_) {
     write_blocks(joint, error);
-    std::string crcs;
-    for_each_section(joint, peers_.rank(),
-                     [&](const PtFile::Section& section) { crcs += hex(joint.ranges->crcs()[section.number]); });
-    result.set(joint.name, std::move(crcs));
+    result.set(joint.name, checksums_of(*joint.layout, joint.shares, peers_.rank(), *joint.ranges));
   }
   if (error) std::rethrow_exception(error);
   if (is_first() && has_user_content_) {
@@ -299,15 +271,7 @@ void FullSave::take_checksums(const std::vector<Value>& written) {
     manifest_.files[companion++].tail = *digests[1].get_if<std::string>();
   }
   for (Joint& joint : joints_) {
-    for (size_t rank = 0; rank < written.size(); ++rank) {
-      const std::string& crcs = *written[rank].find(joint.name)->get_if<std::string>();
-      size_t at = 0;
-      for_each_section(joint, static_cast<int>(rank), [&](const PtFile::Section& section) {
-        if (at + 8 > crcs.size()) fail(ErrorKind::kPeer, "rank ", rank, " gives too few checksums of ", joint.name);
-        joint.ranges->crcs()[section.number] = static_cast<uint32_t>(std::stoul(crcs.substr(at, 8), nullptr, 16));
-        at += 8;
-      });
-    }
+    shardsmith::take_checksums(*joint.layout, joint.shares, written, joint.name, *joint.ranges);
     const bool is_weights = joint.name == request_.tag;
     tails_.push_back(
         joint.layout->finish(joint.ranges->crcs(), is_weights ? full_extra(manifest_) : joint.file.content.extra));
@@ -385,12 +349,7 @@ SaveResult FullSave::run() {
     // A rank that gave no answer may still be writing; then the next save sweeps.
     const bool silent = e.kind() == ErrorKind::kTimeout || e.kind() == ErrorKind::kPeer;
     joints_.clear();
-    if (is_first() && (answered || !silent)) {
-      try {
-        remove_tree(storage_, folder_);
-      } catch (const Error&) {  // the next save sweeps
-      }
-    }
+    if (is_first() && (answered || !silent)) remove_quietly(storage_, folder_);
     throw;
   }
 }

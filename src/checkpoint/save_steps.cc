@@ -83,12 +83,24 @@ void check_room(Storage& storage, const std::string& path, uint64_t bytes) {
   }
 }
 
+void remove_quietly(Storage& storage, const std::string& folder) noexcept {
+  try {
+    remove_tree(storage, folder);
+  } catch (...) {
+  }
+}
+
 void set_back_newest(Storage& storage, const std::string& path, const std::string& before) noexcept {
   try {
     if (read_newest(storage, path) == before) return;
     before.empty() ? storage.remove_file(join(path, kNewestName)) : write_newest(storage, path, before);
   } catch (...) {  // a pointer to nothing is passed over by every reader
   }
+}
+
+PtContent with_save_id(PtContent content, const std::string& save_id) {
+  content.extra.set("save_id", save_id);
+  return content;
 }
 
 std::string host_identity() {

@@ -6,6 +6,7 @@
 
 #include "base/value.h"
 #include "checkpoint/manifest.h"
+#include "format/pt.h"
 #include "storage/storage.h"
 
 namespace shardsmith {
@@ -25,8 +26,13 @@ void check_essentials(const std::vector<Value>& announcements);
 void make_durable_directory(Storage& storage, const std::string& path);
 // kNoSpace where `bytes` don't fit, old and new together.
 void check_room(Storage& storage, const std::string& path, uint64_t bytes);
+// The next save sweeps what can't be removed now.
+void remove_quietly(Storage& storage, const std::string& folder) noexcept;
 // `newest` as it was: "" removes it. Never throws.
 void set_back_newest(Storage& storage, const std::string& path, const std::string& before) noexcept;
+
+// With the id in its extra record.
+PtContent with_save_id(PtContent content, const std::string& save_id);
 
 // Names the machine that this process runs on: equal on all its ranks. Processes on one machine may write one file.
 std::string host_identity();

@@ -6,13 +6,14 @@
 
 #include "base/error.h"
 #include "checkpoint/save_steps.h"
+#include "checkpoint/written_shares.h"
 
 namespace shardsmith {
 namespace {
 
 constexpr uint64_t kBlock = StreamWriter::kBlock;
 
-uint64_t blocks_of(uint64_t bytes) { return (bytes + kBlock - 1) / kBlock; }
+uint64_t blocks_for(uint64_t bytes) { return (bytes + kBlock - 1) / kBlock; }
 
 uint64_t number_of(const Value& entry, const char* key) {
   const Value* found = entry.find(key);
@@ -70,26 +71,6 @@ std::vector<int> writers_among(const std::vector<int>& ranks, const std::vector<
   return best;
 }
 
-std::string hex(uint32_t crc) {
-  char text[9];
-  std::snprintf(text, sizeof text, "%08x", crc);
-  return text;
-}
-
-template <typename Visit>
-void for_each_section(const PtFile& layout, const std::vector<Share>& shares, int rank, Visit&& visit) {
-  for (const Share& share : shares) {
-    if (share.rank != rank) continue;
-    const uint64_t end = std::min(share.end * kBlock, layout.covered());
-    for (const PtFile::Section& section : layout.sections_in(share.begin * kBlock, end)) visit(section);
-  }
-}
-
-PtContent with_save_id(PtContent content, const std::string& save_id) {
-  content.extra.set("save_id", save_id);
-  return content;
-}
-
 }  // namespace
 
 SharedFiles::SharedFiles(const std::vector<SaveFile>& files) : files_(files), own_(files.size(), true) {
@@ -119,7 +100,7 @@ void SharedFiles::plan(const std::vector<List>& entries, const std::vector<std::
   for (const Announced& one : all) {
     const uint64_t bytes = number_of(*one.entries[0], "bytes");
     bytes_ += bytes;
-    if (one.ranks.size() == 1) load[static_cast<size_t>(one.ranks[0])] += blocks_of(bytes);
+    if (one.ranks.size() == 1) load[static_cast<size_t>(one.ranks[0])] += blocks_for(bytes);
   }
   for (Announced& one : all) {
     if (one.ranks.size() == 1) continue;  // its holder's own
@@ -135,11 +116,11 @@ void SharedFiles::plan(const std::vector<List>& entries, const std::vector<std::
       writers = {one.ranks[0]};
     }
     const bool alone = writers.size() == 1;
-    if (alone) load[static_cast<size_t>(writers[0])] += blocks_of(number_of(*one.entries[0], "size"));
+    if (alone) load[static_cast<size_t>(writers[0])] += blocks_for(number_of(*one.entries[0], "size"));
     for (size_t i = 0; i < one.ranks.size(); ++i)
       if (one.ranks[i] == rank) own_[one.numbers[i]] = alone && writers[0] == rank;
     if (alone) continue;
-    stretches.push_back({blocks_of(number_of(*one.entries[0], "covered")), std::move(writers)});
+    stretches.push_back({blocks_for(number_of(*one.entries[0], "covered")), std::move(writers)});
     split.push_back(std::move(one));
   }
   any_ = !split.empty();
@@ -174,12 +155,10 @@ void SharedFiles::create(Storage& storage, const std::string& folder) const {
 Value SharedFiles::write(Storage& storage, const std::string& folder, const Progress& progress) {
   Value result{Dict{}};
   uint64_t total = 0, done = 0;
-  for (const File& file : split_)
-    for (const Share& share : file.shares) total += share.rank == rank_ ? (share.end - share.begin) * kBlock : 0;
+  for (const File& file : split_) total += blocks_of(file.shares, rank_) * kBlock;
   for (File& file : split_) {
-    uint64_t blocks = 0;
-    for (const Share& share : file.shares) blocks += share.rank == rank_ ? share.end - share.begin : 0;
     if (!file.layout) continue;
+    const uint64_t blocks = blocks_of(file.shares, rank_);
     file.ranges = std::make_unique<PtRanges>(*file.layout);
     if (blocks == 0) continue;
     file.out = storage.open_write(join(folder, file.name), Access::kDirect);
@@ -192,10 +171,7 @@ Value SharedFiles::write(Storage& storage, const std::string& folder, const Prog
       if (progress) progress({"write", done, total, "bytes"});
     }
     out.finish();
-    std::string crcs;
-    for_each_section(*file.layout, file.shares, rank_,
-                     [&](const PtFile::Section& section) { crcs += hex(file.ranges->crcs()[section.number]); });
-    result.set(file.name, std::move(crcs));
+    result.set(file.name, checksums_of(*file.layout, file.shares, rank_, *file.ranges));
   }
   return result;
 }
@@ -204,17 +180,7 @@ List SharedFiles::finish(const std::vector<Value>& written, const std::string& s
   List entries;
   for (File& file : split_) {
     if (!file.out) continue;
-    for (size_t rank = 0; rank < written.size(); ++rank) {
-      const Value* found = written[rank].find(file.name);
-      const std::string* crcs = found ? found->get_if<std::string>() : nullptr;
-      size_t at = 0;
-      for_each_section(*file.layout, file.shares, static_cast<int>(rank), [&](const PtFile::Section& section) {
-        if (!crcs || at + 8 > crcs->size())
-          fail(ErrorKind::kPeer, "rank ", rank, " gives too few checksums of ", file.name);
-        file.ranges->crcs()[section.number] = static_cast<uint32_t>(std::stoul(crcs->substr(at, 8), nullptr, 16));
-        at += 8;
-      });
-    }
+    take_checksums(*file.layout, file.shares, written, file.name, *file.ranges);
     file.ranges->write_rest(*file.out);
     if (file.shares.back().rank == rank_) {
       const PtFile::Tail tail =

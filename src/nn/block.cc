@@ -174,11 +174,11 @@ bool Block::output_is_trainable() const {
 
 at::Tensor Block::forward(const at::Tensor& x, const BlockContext& context,
                           const ActivationCheckpoint& checkpoint) const {
-  const auto part = [&](const at::Tensor& in, bool is_checkpointed, bool trainable, const auto& method) {
+  const auto part = [&](const at::Tensor& in, bool is_checkpointed, const auto& is_trainable, const auto& method) {
     const auto run = [this, context, method](const at::Tensor& h) { return (this->*method)(h, context); };
-    return is_checkpointed ? checkpointed(in, run, trainable) : run(in);
+    return is_checkpointed ? checkpointed(in, run, (this->*is_trainable)()) : run(in);
   };
-  const bool attention_trains = attention_is_trainable(), output_trains = output_is_trainable();
+  const auto attention_trains = &Block::attention_is_trainable, output_trains = &Block::output_is_trainable;
   if (description_.parallel_residual) {
     return x + part(x, checkpoint.attention, attention_trains, &Block::attention_alone) +
            part(x, checkpoint.output, output_trains, &Block::output_alone);

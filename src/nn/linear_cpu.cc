@@ -122,8 +122,9 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
                             const at::Tensor& bias, const std::optional<at::Tensor>& given_residual, bool in_out) {
     // A bias alone is left to the product, which rounds once.
     at::Tensor y;
-    if (!given_residual) y = at::addmm(bias, rows_of(x), in_out ? weight : weight.t());
-    if (given_residual) {
+    if (!given_residual) {
+      y = at::addmm(bias, rows_of(x), in_out ? weight : weight.t());
+    } else {
       y = product(x, weight, in_out);
       const at::Tensor residual = given_residual->contiguous();
       by_dtype(y, [&](auto t) {

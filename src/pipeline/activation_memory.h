@@ -61,7 +61,7 @@ class ActivationMemory {
   int64_t scores_, sums_;         // elements: this rank's attention matrices, their rows
   int64_t tokens_, vocabulary_;   // vocabulary: this rank's part
   bool wide_, split_, alone_;     // alone: one tensor-parallel rank
-  bool has_kernels_;              // SiLU times up in one
+  bool has_kernels_;              // of the CPU's: norms, SiLU times up, the loss's softmax
   bool by_head_ = false;          // query, key and value are one product, by head
 };
 

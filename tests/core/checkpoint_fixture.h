@@ -98,23 +98,20 @@ struct SaveOutcome {
   }
 };
 
-// Saves with one thread a rank. `change` may alter a rank's request.
-inline SaveOutcome save(Storage& storage, const TestState& state, const std::string& path,
-                        const std::function<void(int rank, SaveRequest&)>& change = {}) {
+// Runs `work` with one thread a rank, each with peers of its own that are gone when it ends.
+inline SaveOutcome on_threads(int count, const std::function<SaveResult(int rank, Peers&)>& work) {
   SaveOutcome outcome;
-  const size_t ranks = static_cast<size_t>(state.ranks);
+  const auto ranks = static_cast<size_t>(count);
   outcome.results.resize(ranks);
   outcome.errors.resize(ranks);
-  auto peers = make_thread_peers(state.ranks);
+  auto peers = make_thread_peers(count);
   std::vector<std::thread> threads;
   std::mutex mutex;
   for (size_t r = 0; r < ranks; ++r) {
     threads.emplace_back([&, r] {
-      RankFiles files(state, static_cast<int>(r), path);
-      if (change) change(static_cast<int>(r), files.request);
-      std::unique_ptr<Peers> mine = std::move(peers[r]);  // gone when this thread ends
+      std::unique_ptr<Peers> mine = std::move(peers[r]);
       try {
-        SaveResult result = save_partial(storage, *mine, files.request);
+        SaveResult result = work(static_cast<int>(r), *mine);
         std::lock_guard lock(mutex);
         outcome.results[r] = std::move(result);
       } catch (const Error& e) {
@@ -128,6 +125,16 @@ inline SaveOutcome save(Storage& storage, const TestState& state, const std::str
   }
   for (std::thread& thread : threads) thread.join();
   return outcome;
+}
+
+// Saves with one thread a rank. `change` may alter a rank's request.
+inline SaveOutcome save(Storage& storage, const TestState& state, const std::string& path,
+                        const std::function<void(int rank, SaveRequest&)>& change = {}) {
+  return on_threads(state.ranks, [&](int rank, Peers& peers) {
+    RankFiles files(state, rank, path);
+    if (change) change(rank, files.request);
+    return save_partial(storage, peers, files.request);
+  });
 }
 
 // All of a found checkpoint, byte by byte.

@@ -120,35 +120,13 @@ struct RankFull {
   }
 };
 
-// Runs `work` with one thread a rank, each with peers and a transport of its own that are gone when it ends.
+// As on_threads(), each with a transport of its own too.
 inline SaveOutcome as_ranks(int count, const std::function<SaveResult(int rank, Peers&, Transport&)>& work) {
-  SaveOutcome outcome;
-  const size_t ranks = static_cast<size_t>(count);
-  outcome.results.resize(ranks);
-  outcome.errors.resize(ranks);
-  auto peers = make_thread_peers(count);
   auto transports = make_thread_transports(count);
-  std::vector<std::thread> threads;
-  std::mutex mutex;
-  for (size_t r = 0; r < ranks; ++r) {
-    threads.emplace_back([&, r] {
-      std::unique_ptr<Peers> mine = std::move(peers[r]);
-      std::unique_ptr<Transport> wires = std::move(transports[r]);
-      try {
-        SaveResult result = work(static_cast<int>(r), *mine, *wires);
-        std::lock_guard lock(mutex);
-        outcome.results[r] = std::move(result);
-      } catch (const Error& e) {
-        std::lock_guard lock(mutex);
-        outcome.errors[r] = e;
-      } catch (...) {
-        std::lock_guard lock(mutex);
-        outcome.power_cut = true;
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  return outcome;
+  return on_threads(count, [&](int rank, Peers& peers) {
+    const std::unique_ptr<Transport> mine = std::move(transports[static_cast<size_t>(rank)]);
+    return work(rank, peers, *mine);
+  });
 }
 
 inline SaveOutcome save_whole(Storage& storage, const FullState& state, const std::string& path,

@@ -45,31 +45,9 @@ SaveOutcome save_together(Storage& storage, const Replicas& state, const std::st
     files.push_back(state.files(r, path));
     if (change) change(r, files.back()->request);
   }
-  SaveOutcome outcome;
-  const size_t ranks = static_cast<size_t>(state.ranks);
-  outcome.results.resize(ranks);
-  outcome.errors.resize(ranks);
-  auto peers = make_thread_peers(state.ranks);
-  std::vector<std::thread> threads;
-  std::mutex mutex;
-  for (size_t r = 0; r < ranks; ++r) {
-    threads.emplace_back([&, r] {
-      std::unique_ptr<Peers> mine = std::move(peers[r]);
-      try {
-        SaveResult result = save_partial(storage, *mine, files[r]->request);
-        std::lock_guard lock(mutex);
-        outcome.results[r] = std::move(result);
-      } catch (const Error& e) {
-        std::lock_guard lock(mutex);
-        outcome.errors[r] = e;
-      } catch (...) {
-        std::lock_guard lock(mutex);
-        outcome.power_cut = true;
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  return outcome;
+  return on_threads(state.ranks, [&](int rank, Peers& peers) {
+    return save_partial(storage, peers, files[static_cast<size_t>(rank)]->request);
+  });
 }
 
 std::string bytes_of(Storage& storage, const std::string& path) {

@@ -185,14 +185,7 @@ results["tags"] = refusal(smp.save_checkpoint, FOLDER + "/ck", f"tag{RANK}", mod
 results["paths"] = refusal(smp.save_checkpoint, FOLDER + f"/ck{RANK}", "tag", model=model)
 results["written"] = [name for name in os.listdir(FOLDER) if name.startswith("ck") and os.listdir(FOLDER + "/" + name)]
 smp.barrier()
-begin = time.monotonic()
-if RANK == 0:
-    results["alone"] = refusal(smp.save_checkpoint, FOLDER + "/ck", "tag", model=model)
-    results["seconds"] = time.monotonic() - begin
-    open(FOLDER + "/done", "w").close()
-else:
-    while not os.path.exists(FOLDER + "/done"):
-        time.sleep(0.05)
+on_rank_0_alone(lambda: results.update(alone=refusal(smp.save_checkpoint, FOLDER + "/ck", "tag", model=model)))
 finish()
 os._exit(0)
 """, 2, models, tmp_path)

@@ -384,14 +384,7 @@ model = load("gpt2")
 if RANK == 0:
     torch.save(plain("gpt2").state_dict(), FOLDER + "/x.pt")
 smp.barrier()
-begin = time.monotonic()
-if RANK == 0:
-    results["alone"] = refusal(smp.resume_from_checkpoint, FOLDER, "x.pt", False)
-    results["seconds"] = time.monotonic() - begin
-    open(FOLDER + "/done", "w").close()
-else:
-    while not os.path.exists(FOLDER + "/done"):
-        time.sleep(0.05)
+on_rank_0_alone(lambda: results.update(alone=refusal(smp.resume_from_checkpoint, FOLDER, "x.pt", False)))
 finish()
 os._exit(0)
 """, 2, models, tmp_path)

@@ -226,15 +226,7 @@ def test_a_missing_rank_is_named_in_time(models, tmp_path):
     found = run(TWO + """
 model, optimizer = session("gpt2", 2, peer_timeout=8)
 steps(model, optimizer, 0, 1)
-begin = time.monotonic()
-if RANK == 0:
-    results["model"] = refusal(model.state_dict)
-    results["optimizer"] = refusal(optimizer.state_dict)
-    results["seconds"] = time.monotonic() - begin
-    open(FOLDER + "/done", "w").close()
-else:
-    while not os.path.exists(FOLDER + "/done"):
-        time.sleep(0.05)
+on_rank_0_alone(lambda: results.update(model=refusal(model.state_dict), optimizer=refusal(optimizer.state_dict)))
 finish()
 os._exit(0)
 """, 2, models, tmp_path)

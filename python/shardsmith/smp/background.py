@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from shardsmith.errors import Error
-from shardsmith.smp.session import STORE_SILENT, bounded, logger, state
+from shardsmith.smp.session import bounded_exchange, logger, state
 
 _POLL = 0.1  # seconds: signals are seen in between
 
@@ -28,10 +28,7 @@ class Saving:
         self._said_memory = False
 
     def _exchange(self, message: bytes, seconds: float) -> list[bytes]:
-        answers = bounded(lambda: self._peers.exchange(message, seconds), seconds + state.limits.store)
-        if answers is None:
-            raise Error("timeout", STORE_SILENT, 0)
-        return answers
+        return bounded_exchange(self._peers, message, seconds, state.limits)
 
     def _move(self, out: Any, received: Any, seconds: float) -> None:
         self._transport.move(out, received, seconds)

@@ -6,6 +6,7 @@ for by name is taken whatever its kind; without a name the newest of the kind th
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 from shardsmith.errors import Error
@@ -110,14 +111,19 @@ def _weights_in(path: str) -> str | None:
     return os.path.join(path, names[0])
 
 
-def _itself(path: str) -> dict[str, Any] | None:
-    """A folder that is one model or checkpoint, not a folder of them."""
+def _itself_or_error(path: str, what: str, passed_over: list[str],
+                     others: Callable[[], list[str]]) -> dict[str, Any]:
+    """A folder that is one model or checkpoint, not a folder of them. `others`: what is there of the other kind."""
     from shardsmith import _core
 
-    weights = _weights_in(path)
-    if weights is None and _core.detect_format(path):
-        weights = path
-    return None if weights is None else _other(weights)
+    if not passed_over:
+        weights = _weights_in(path)
+        if weights is not None or _core.detect_format(path):
+            return _other(weights or path)
+    why = f" (passed over: {passed_over[0]})" if passed_over else ""
+    if there := others():
+        why = f"; there is {there[0]}"
+    raise Error("corrupt", f"{path}: there is no {what} to resume from{why}")
 
 
 def _newest_name(path: str) -> str:
@@ -139,13 +145,8 @@ def _newest_partial(path: str) -> dict[str, Any]:
                        else line for line in passed_over]
     if found is not None:
         return _partial(found, passed_over)
-    itself = _itself(path) if not passed_over else None
-    if itself is not None:
-        return itself
-    why = f" (passed over: {passed_over[0]})" if passed_over else ""
-    if full := [entry["name"] for entry in _core.scan_full(path) if entry["complete"]]:
-        why = f"; there is the full one {full[0]}, for partial=False"
-    raise Error("corrupt", f"{path}: there is no complete checkpoint to resume from{why}")
+    return _itself_or_error(path, "complete checkpoint", passed_over, lambda: [
+        f"the full one {entry['name']}, for partial=False" for entry in _core.scan_full(path) if entry["complete"]])
 
 
 def _newest_full(path: str) -> dict[str, Any]:
@@ -158,20 +159,10 @@ def _newest_full(path: str) -> dict[str, Any]:
     full = _core.scan_full(path)
     if newest and os.path.isfile(os.path.join(path, newest)) and newest not in (entry["name"] for entry in full):
         return _other(os.path.join(path, newest))  # another tool's file, that someone has pointed at
-    full.sort(key=lambda entry: (entry["name"] == newest, *_age(entry)), reverse=True)
+    full.sort(key=lambda entry: entry["name"] != newest)  # the others stay newest first
     for entry in full:
         if entry["complete"]:
             return _other(entry["folder"], passed_over)
         passed_over.append(f"{entry['name']}: {entry['why_not']}")
-    itself = _itself(path) if not passed_over else None
-    if itself is not None:
-        return itself
-    why = f" (passed over: {passed_over[0]})" if passed_over else ""
-    if partial := [entry["name"] for entry in _core.scan(path) if entry["complete"]]:
-        why = f"; there is the partial one {partial[0]}, for partial=True"
-    raise Error("corrupt", f"{path}: there is no complete full checkpoint to resume from{why}")
-
-
-def _age(entry: dict[str, Any]) -> tuple[int, float]:
-    manifest = entry["manifest"]
-    return (int(manifest["step"]), float(manifest["time"])) if manifest else (-1, 0.0)
+    return _itself_or_error(path, "complete full checkpoint", passed_over, lambda: [
+        f"the partial one {entry['name']}, for partial=True" for entry in _core.scan(path) if entry["complete"]])

@@ -271,7 +271,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         optimizer_state.check(self, state_dict)
         optimizer_checkpoint.restore_options(self, state_dict["param_groups"], "optimizer.load_state_dict")
         if (saved := state_dict.get("loss_scaler")) and state.cfg.fp16:
-            self._scaler.restore(float(saved["loss_scale"]), int(saved["good_steps"]), int(saved["hysteresis"]))
+            precision.restore_scaler(self._scaler, saved)
         if state.model is None:
             self.optimizer.load_state_dict(state_dict)
             return

@@ -64,8 +64,7 @@ def saved_masters(optimizer: DistributedOptimizer, keep: list[torch.Tensor], ski
             if piece.is_stored_by(rank):
                 leaf = make_leaf(piece.read(master), keep, f"{STATE}{piece.name}/{MASTER}", piece)
                 states[piece.name] = {MASTER: leaf}
-    scale, good_steps, hysteresis = optimizer.loss_scaler.state()
-    scaler = {"loss_scale": scale, "good_steps": good_steps, "hysteresis": hysteresis}
+    scaler = precision.scaler_values(optimizer.loss_scaler)
     return {"dtype": torch_word(precision.narrow_dtype()), "loss_scaler": scaler, "state": states}
 
 
@@ -74,8 +73,7 @@ def read_options(optimizer: DistributedOptimizer, pending: weights.Pending) -> N
     files, masters = _files(pending)
     pending.options_done = True
     if state.cfg.fp16 and masters and masters[0].get("dtype") == "float16":
-        saved = masters[0]["loss_scaler"]
-        optimizer.loss_scaler.restore(float(saved["loss_scale"]), int(saved["good_steps"]), int(saved["hysteresis"]))
+        precision.restore_scaler(optimizer.loss_scaler, masters[0]["loss_scaler"])
     if not files:
         logger.warning("%s has no optimizer state: it begins anew", pending.where)
         return

@@ -16,17 +16,13 @@ import torch
 from shardsmith.errors import Error
 from shardsmith.smp import gathering, whole
 from shardsmith.smp.model_state import PARTIAL
+from shardsmith.smp.precision import scaler_values
 from shardsmith.smp.session import state
 
 if TYPE_CHECKING:
     from shardsmith.smp.optimizer import DistributedOptimizer
 
 NAMES = "_smp_names"
-
-
-def _scaler(optimizer: DistributedOptimizer) -> dict[str, Any]:
-    scale, good_steps, hysteresis = optimizer.loss_scaler.state()
-    return {"loss_scale": scale, "good_steps": good_steps, "hysteresis": hysteresis}
 
 
 def _own_names(optimizer: DistributedOptimizer) -> list[str]:
@@ -42,7 +38,7 @@ def local(optimizer: DistributedOptimizer, gather_if_shard: bool) -> dict[str, A
     values = {**optimizer.optimizer.state_dict(), PARTIAL: state.mesh.mp_size > 1 or model.shards is not None,
               NAMES: _own_names(optimizer)}
     if model.masters is not None:
-        values |= {"masters": {name: p.detach() for name, p in model.masters.items()}, "loss_scaler": _scaler(optimizer)}
+        values |= {"masters": {name: p.detach() for name, p in model.masters.items()}, "loss_scaler": scaler_values(optimizer.loss_scaler)}
     if model.shards is None or not gather_if_shard:
         return values
     keys = [key for key in ("state", "masters", NAMES) if key in values]
@@ -100,7 +96,7 @@ def complete(optimizer: DistributedOptimizer) -> dict[str, Any]:
                                        "params": list(range(first, first + len(names))), "param_names": names})
         result["state"] |= {first + i: states[name] for i, name in enumerate(names) if name in states}
     if model.masters is not None:
-        result |= {"masters": masters, "loss_scaler": _scaler(optimizer)}
+        result |= {"masters": masters, "loss_scaler": scaler_values(optimizer.loss_scaler)}
     return result
 
 

@@ -22,6 +22,16 @@ MASTER = "master"  # the key of a master in a parameter's saved state
 _DYNAMIC_ARGUMENTS = ("init_scale", "scale_factor", "scale_window", "min_scale", "delayed_shift", "consecutive_hysteresis")
 
 
+def scaler_values(scaler: Any) -> dict[str, Any]:
+    """A loss scaler's state as it is saved."""
+    scale, good_steps, hysteresis = scaler.state()
+    return {"loss_scale": scale, "good_steps": good_steps, "hysteresis": hysteresis}
+
+
+def restore_scaler(scaler: Any, saved: Mapping[str, Any]) -> None:
+    scaler.restore(float(saved["loss_scale"]), int(saved["good_steps"]), int(saved["hysteresis"]))
+
+
 def narrow_dtype() -> torch.dtype | None:
     """What the configuration asks the parameters to be in; None: as the model has them."""
     cfg = state.cfg

@@ -29,8 +29,8 @@ def resume_from_checkpoint(path: Any, tag: Any = None, partial: bool = True, str
     if load_optimizer_states is not None:  # its name in 1.10
         load_optimizer = load_optimizer_states
     path, tag = os.fspath(path), None if tag is None else str(tag)
-    if (saving := getattr(state, "saving", None)) is not None:
-        saving.wait()  # what is being written in the background may be what is asked for
+    if state.saving is not None:
+        state.saving.wait()  # what is being written in the background may be what is asked for
 
     # Rank 0 looks; a shared file system may show the others old names.
     found = state.together(lambda: find(path, tag, partial) if state.rank == 0 else None)

@@ -12,6 +12,7 @@ import torch
 from shardsmith.errors import Error
 from shardsmith.smp import rng, weightless, whole
 from shardsmith.smp.background import saving
+from shardsmith.smp.durable import sync
 from shardsmith.smp.model import DistributedModel
 from shardsmith.smp.optimizer import DistributedOptimizer
 from shardsmith.smp.session import logger, state
@@ -187,18 +188,10 @@ def _write_hf_folder(path: str, model: DistributedModel, config: str) -> str:
                     shutil.copyfile(original, os.path.join(temporary, name))
         pathlib.Path(temporary, "config.json").write_text(config, encoding="utf-8")
         for name in [*(os.path.join(temporary, name) for name in os.listdir(temporary)), temporary]:
-            _sync(name)
+            sync(name)
         os.rename(temporary, target)
-        _sync(path)
+        sync(path)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
         raise Error("io", f"{error.filename or target}: {error.strerror}") from None
     return HF_FOLDER
-
-
-def _sync(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

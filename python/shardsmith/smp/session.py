@@ -140,10 +140,7 @@ class Session:
             return [message]
         limits = self.limits
         seconds = limits.communication if seconds is None else seconds
-        answers = bounded(lambda: self.peers.exchange(message, seconds), seconds + limits.store)
-        if answers is None:
-            raise Error("timeout", STORE_SILENT, 0)
-        return answers
+        return bounded_exchange(self.peers, message, seconds, limits)
 
     def together(self, function: Any) -> Any:
         """Runs something that may fail on some ranks only: any failure is raised on all. Returns the result."""
@@ -183,6 +180,14 @@ def limits_of(peer_timeout: float) -> Limits:
 
 
 STORE_SILENT = "rank 0, or the launcher, has stalled: the store that connects the ranks does not answer"
+
+
+def bounded_exchange(peers: Any, message: bytes, seconds: float, limits: Limits) -> list[bytes]:
+    """As StorePeers.exchange, and an error where the store itself says nothing."""
+    answers = bounded(lambda: peers.exchange(message, seconds), seconds + limits.store)
+    if answers is None:
+        raise Error("timeout", STORE_SILENT, 0)
+    return answers
 
 
 def bounded(function: Callable[[], Any], seconds: float) -> Any:

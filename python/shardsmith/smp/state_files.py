@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from shardsmith.errors import Error
+from shardsmith.smp.durable import sync
 from shardsmith.smp.session import logger, state
 from shardsmith.smp.values import Encoder
 from shardsmith.smp.values_read import read_values
@@ -53,11 +54,7 @@ def save(obj: Any, f: Any, partial: bool = True, pickle_module: Any = None, pick
         os.replace(temporary, target)
         if partial:
             _remove_other_form(path, v3)
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync(folder)
     except OSError as error:
         raise Error("io", f"{error.filename or target}: {error.strerror}", state.rank) from None
     finally:
