@@ -15,16 +15,16 @@ struct FullState {
   int ranks = 1;
   bool companions = false;
 
-  float element(const std::string& name, int64_t i) const {
-    return static_cast<float>(i) + static_cast<float>(std::hash<std::string>()(name) % 7) +
-           static_cast<float>(step) * 0.25f;
-  }
   std::string bytes(const std::string& name, const Shape& shape) const {
+    const float first = static_cast<float>(std::hash<std::string>()(name) % 7) + static_cast<float>(step) * 0.25f;
     std::vector<float> values(static_cast<size_t>(volume(shape)));
-    for (size_t i = 0; i < values.size(); ++i) values[i] = element(name, static_cast<int64_t>(i));
+    for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i) + first;
     return {reinterpret_cast<const char*>(values.data()), values.size() * 4};
   }
 };
+}
+}
+;
 
 inline const Shape kByColumns = {300, 1200}, kByRows = {400, 600}, kShared = {65};
 

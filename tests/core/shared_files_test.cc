@@ -5,50 +5,14 @@
 
 #include <iostream>
 
-#include "checkpoint_fixture.h"
 #include "memory_storage.h"
-#include "storage/faulty_storage.h"
-#include "unsynced_storage.h"
+#include "scenarios.h"
 
 namespace shardsmith {
 namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
-
-// `ranks` replicas of one stage that is large enough for several writers: model and optimizer are shared, the random
-// state is each rank's own.
-struct Replicas {
-  std::string tag;
-  int64_t step = 0;
-  int ranks = 2;
-  Shape shape = {300, 1000};
-
-  TestState alike() const { return {tag, step, 1, shape}; }
-  // For rank `rank`, who has it all.
-  std::unique_ptr<RankFiles> files(int rank, const std::string& path) const {
-    auto result = std::make_unique<RankFiles>(alike(), 0, path);
-    SaveRequest& request = result->request;
-    request.manifest.world_size = request.manifest.rdp = ranks;
-    request.manifest.pp = 1;
-    request.files[0].shared = request.files[1].shared = true;
-    request.files[2].name = "rng_" + std::to_string(rank) + ".pt";
-    if (rank > 0) request.files.pop_back();  // the user's content is rank 0's
-    return result;
-  }
-};
-
-SaveOutcome save_together(Storage& storage, const Replicas& state, const std::string& path,
-                          const std::function<void(int rank, SaveRequest&)>& change = {}) {
-  std::vector<std::unique_ptr<RankFiles>> files;
-  for (int r = 0; r < state.ranks; ++r) {
-    files.push_back(state.files(r, path));
-    if (change) change(r, files.back()->request);
-  }
-  return on_threads(state.ranks, [&](int rank, Peers& peers) {
-    return save_partial(storage, peers, files[static_cast<size_t>(rank)]->request);
-  });
-}
 
 std::string bytes_of(Storage& storage, const std::string& path) {
   const auto file = storage.open_read(path);
@@ -181,35 +145,10 @@ TEST(SharedFiles, AFileThatOnlyOneCallsSharedIsTwiceThere) {
   EXPECT_EQ(storage.calls(), 0);
 }
 
-struct Scenario {
-  std::string name;
-  std::vector<Replicas> before;
-  Replicas saved;
-};
-
-std::vector<Scenario> scenarios(int ranks) {
-  const Replicas first{"a", 1, ranks}, again{"a", 2, ranks};
-  return {{"a first save", {}, first}, {"an overwrite", {first}, again}};
-}
-
-void expect_recovers(Storage& storage, const Scenario& scenario, const std::string& path, int must = 0) {
-  std::optional<Found> found;
-  if (storage.stat(path).exists) found = find_checkpoint(storage, path, "", nullptr);
-  const bool is_new = found && found->manifest->step == scenario.saved.step;
-  ASSERT_TRUE(must != 2 || is_new);
-  ASSERT_TRUE(must != 1 || !is_new);
-  ASSERT_EQ(found.has_value(), is_new || !scenario.before.empty());
-  if (found) expect_whole(storage, *found, (is_new ? scenario.saved : scenario.before.back()).alike());
-  const Replicas next{"next", 9, scenario.saved.ranks};
-  ASSERT_TRUE(save_together(storage, next, path).succeeded());
-  EXPECT_EQ(leftovers(storage, path), std::vector<std::string>{});
-  expect_whole(storage, *find_checkpoint(storage, path, "", nullptr), next.alike());
-}
-
 TEST(SharedFiles, KilledAtEveryCallWithTwoAndThreeWritersOfOneFile) {
   int points = 0;
   for (const int ranks : {2, 3}) {
-    for (const Scenario& scenario : scenarios(ranks)) {
+    for (const ReplicaScenario& scenario : ReplicaScenario::all(ranks)) {
       for (int64_t at = 0;; ++at) {
         SCOPED_TRACE(str(scenario.name, ", ", ranks, " writers, killed at ", at));
         QuickFolder folder;
@@ -219,12 +158,12 @@ TEST(SharedFiles, KilledAtEveryCallWithTwoAndThreeWritersOfOneFile) {
         const Fault::Kind kind = at % 2 ? Fault::Kind::kKill : Fault::Kind::kKillHalf;
         const int code = in_child([&] {
           FaultyStorage faulty(unsynced_files(), {kind, at});
-          save_together(faulty, scenario.saved, path);
+          scenario.save_on(faulty, path);
         });
         if (code == 0) break;
         ASSERT_EQ(code, 137);
         ++points;
-        expect_recovers(unsynced_files(), scenario, path);
+        scenario.expect_recovers(unsynced_files(), path);
         if (HasFatalFailure()) return;
       }
     }
@@ -235,7 +174,7 @@ TEST(SharedFiles, KilledAtEveryCallWithTwoAndThreeWritersOfOneFile) {
 
 TEST(SharedFiles, PowerIsCutAtEveryCall) {
   int points = 0;
-  for (const Scenario& scenario : scenarios(2)) {
+  for (const ReplicaScenario& scenario : ReplicaScenario::all(2)) {
     for (int trial = 0; trial < 2; ++trial) {
       for (int64_t at = 0;; ++at) {
         SCOPED_TRACE(str(scenario.name, ", power cut at ", at, ", trial ", trial));
@@ -246,7 +185,7 @@ TEST(SharedFiles, PowerIsCutAtEveryCall) {
         storage.cut_power_at(at);
         const SaveOutcome outcome = save_together(storage, scenario.saved, "runs/out");
         storage.reboot(trial == 0 ? nullptr : &random);
-        expect_recovers(storage, scenario, "runs/out", outcome.power_cut ? 0 : 2);
+        scenario.expect_recovers(storage, "runs/out", outcome.power_cut ? 0 : 2);
         if (HasFatalFailure()) return;
         if (!outcome.power_cut) break;
         ++points;
@@ -258,14 +197,14 @@ TEST(SharedFiles, PowerIsCutAtEveryCall) {
 
 TEST(SharedFiles, EveryCallMayFail) {
   int failed = 0;
-  for (const Scenario& scenario : scenarios(2)) {
+  for (const ReplicaScenario& scenario : ReplicaScenario::all(2)) {
     for (const Fault::Kind kind : {Fault::Kind::kIoError, Fault::Kind::kSyncFails}) {
       for (int64_t at = 0;; ++at) {
         SCOPED_TRACE(str(scenario.name, ", fault ", static_cast<int>(kind), " at ", at));
         MemoryStorage storage;
         for (const Replicas& state : scenario.before) ASSERT_TRUE(save_together(storage, state, "out").succeeded());
         FaultyStorage faulty(storage, {kind, at});
-        const SaveOutcome outcome = save_together(faulty, scenario.saved, "out");
+        const SaveOutcome outcome = scenario.save_on(faulty, "out");
         if (!outcome.succeeded()) {
           ++failed;
           for (const auto& error : outcome.errors) {
@@ -274,7 +213,7 @@ TEST(SharedFiles, EveryCallMayFail) {
             EXPECT_THAT(error->what(), HasSubstr("EIO"));
           }
         }
-        expect_recovers(storage, scenario, "out", outcome.succeeded() ? 2 : 1);
+        scenario.expect_recovers(storage, "out", outcome.succeeded() ? 2 : 1);
         if (HasFatalFailure()) return;
         if (at >= faulty.calls()) break;
       }

@@ -72,19 +72,19 @@ class Process:
         self.send_signal(signal.SIGKILL)
 
 
-_servers = {}  # by the threads that torch was told to use, which it asks once
+_servers = {}  # by what counts from the start: the threads that torch was told to use, and what is preloaded
 
 
 def _server(env):
-    threads = env.get("OMP_NUM_THREADS", "")
-    if threads not in _servers:
+    kind = env.get("OMP_NUM_THREADS", ""), env.get("LD_PRELOAD", "")
+    if kind not in _servers:
         ours, theirs = socket.socketpair()
         # Threads that wait busily starve the ranks beside them.
         process = subprocess.Popen([sys.executable, __file__, str(theirs.fileno())], env=env | {"OMP_WAIT_POLICY": "PASSIVE"},
                                    pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         theirs.close()
-        _servers[threads] = ours, process
-    return _servers[threads][0]
+        _servers[kind] = ours, process
+    return _servers[kind][0]
 
 
 def _receive(control, size):
