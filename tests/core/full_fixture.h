@@ -22,9 +22,6 @@ struct FullState {
     return {reinterpret_cast<const char*>(values.data()), values.size() * 4};
   }
 };
-}
-}
-;
 
 inline const Shape kByColumns = {300, 1200}, kByRows = {400, 600}, kShared = {65};
 
