@@ -1,8 +1,6 @@
-"""Python objects between ranks: pickled, their tensors as they are. `send` returns when the other rank has received."""
+"""Python objects from rank to rank, as message.py packs them. `send` returns when the other rank has received."""
 from __future__ import annotations
 
-import io
-import pickle
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,43 +9,11 @@ import torch.distributed as dist
 from shardsmith.errors import Error
 
 if TYPE_CHECKING:
+    from shardsmith.smp.message import Message
     from shardsmith.smp.session import Session
 
 # Messages of one kind between two ranks arrive in the order in which they were sent.
 TAG_OBJECT, TAG_RECEIVED, TAG_GATHER = 0x5510, 0x5511, 0x5512
-
-
-class _Pickler(pickle.Pickler):
-    def __init__(self, file: io.BytesIO, tensors: list[torch.Tensor]):
-        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
-        self.tensors = tensors
-
-    def persistent_id(self, value: Any) -> Any:
-        if isinstance(value, torch.Tensor) and value.layout == torch.strided:
-            self.tensors.append(value)
-            return len(self.tensors) - 1, isinstance(value, torch.nn.Parameter)
-        return None
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, tensors: list[torch.Tensor]):
-        super().__init__(file)
-        self.tensors = tensors
-
-    def persistent_load(self, pid: Any) -> Any:
-        index, parameter = pid
-        return torch.nn.Parameter(self.tensors[index]) if parameter else self.tensors[index]
-
-
-def pack(value: Any) -> tuple[bytes, list[torch.Tensor]]:
-    tensors: list[torch.Tensor] = []
-    buffer = io.BytesIO()
-    _Pickler(buffer, tensors).dump(value)
-    return buffer.getvalue(), tensors
-
-
-def unpack(data: bytes, tensors: list[torch.Tensor]) -> Any:
-    return _Unpickler(io.BytesIO(data), tensors).load()
 
 
 def bytes_tensor(data: bytes) -> torch.Tensor:
@@ -59,62 +25,86 @@ def tensor_bytes(tensor: torch.Tensor) -> bytes:
 
 
 class Objects:
-    """Point to point over a group of CPU tensors that spans the world."""
+    """Point to point over a group of CPU tensors that spans the world. Of the main thread."""
 
     def __init__(self, session: Session, group: dist.ProcessGroup):
         self.session = session
         self.group = group
+        self._said_pickled = False
 
-    def _call(self, what: str, other: int, function: Any, tensor: torch.Tensor, tag: int) -> None:
+    def _call(self, what: str, function: Any, tensor: torch.Tensor, other: int, tag: int) -> None:
+        """`what` this rank is doing, as the error says that names the rank at fault."""
         try:
             function(tensor, other, group=self.group, tag=tag)
         except RuntimeError as error:
-            raise self.session.peer_error(f"{what} rank {other}: {_first_line(error)}") from error
+            text = str(error).strip().splitlines()
+            late = text and "imed out" in text[0]  # gloo's words about its own buffers say nothing more
+            raise self.session.peer_error(what if late else f"{what}: {text[0] if text else type(error).__name__}") from error
 
-    def _send(self, value: Any, dest: int, tag: int) -> None:
-        data, tensors = pack(value)
-        header = pickle.dumps([(tuple(t.shape), t.dtype) for t in tensors])
-        lengths = torch.tensor([len(header), len(data)], dtype=torch.int64)
-        parts = [lengths, bytes_tensor(header), bytes_tensor(data)]
-        parts += [t.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for t in tensors]
+    def _pack(self, value: Any) -> Message:
+        from shardsmith.smp.message import pack
+
+        return pack(value, self._tell_pickled)
+
+    def _tell_pickled(self, class_name: str) -> None:
+        if not self._said_pickled:
+            self._said_pickled = True
+            from shardsmith.smp.session import logger
+
+            logger.warning("[%d] an object of %s is pickled for the other ranks of this job (said once); plain data and tensors are "
+                           "not", self.session.rank, class_name)
+
+    def _unpack(self, message: Message) -> Any:
+        from shardsmith.smp.message import unpack
+
+        return unpack(message, self.session.device)
+
+    def _send(self, message: Message, dest: int, tag: int, what: str) -> None:
+        parts = [torch.tensor([len(message.data)], dtype=torch.int64), bytes_tensor(message.data)]
+        parts += [tensor.reshape(-1).view(torch.uint8) for tensor in message.tensors]
         for part in parts:
             if part.numel():
-                self._call("sending to", dest, dist.send, part, tag)
+                self._call(what, dist.send, part, dest, tag)
 
-    def _receive(self, source: int, tag: int) -> Any:
-        def receive(count: int) -> torch.Tensor:
-            part = torch.empty(count, dtype=torch.uint8)
-            if count:
-                self._call("receiving from", source, dist.recv, part, tag)
-            return part
+    def _receive(self, source: int, tag: int, what: str) -> Message:
+        from shardsmith.smp.message import Message, empty_tensors
 
-        header_size, data_size = receive(16).view(torch.int64).tolist()
-        header = pickle.loads(tensor_bytes(receive(header_size)))
-        data = tensor_bytes(receive(data_size))
-        tensors = []
-        for shape, dtype in header:
-            result = torch.empty(shape, dtype=dtype)
-            tensors.append(receive(result.numel() * result.element_size()).view(dtype).reshape(shape))
-        return unpack(data, tensors)
+        size = torch.empty(1, dtype=torch.int64)
+        self._call(what, dist.recv, size, source, tag)
+        data = torch.empty(int(size), dtype=torch.uint8)
+        self._call(what, dist.recv, data, source, tag)
+        message = Message(tensor_bytes(data), empty_tensors(tensor_bytes(data)))
+        for tensor in message.tensors:
+            if tensor.numel():
+                self._call(what, dist.recv, tensor.reshape(-1).view(torch.uint8), source, tag)
+        return message
 
-    def send(self, value: Any, dests: list[int]) -> None:
-        """To global ranks; returns when all have received."""
+    def send(self, value: Any, dests: list[int], name: str) -> None:
+        """To global ranks; returns when all have received. `name`: of the script's call."""
+        message = self._pack(value)
         for dest in dests:
-            self._send(value, dest, TAG_OBJECT)
+            self._send(message, dest, TAG_OBJECT, f"in {name}, for which rank {dest} has to call smp.recv_from")
         for dest in dests:
-            self._call("waiting for", dest, dist.recv, torch.empty(1, dtype=torch.uint8), TAG_RECEIVED)
+            self._call(f"in {name}, which rank {dest} has not received", dist.recv, torch.empty(1, dtype=torch.uint8), dest,
+                       TAG_RECEIVED)
 
     def receive(self, source: int) -> Any:
-        value = self._receive(source, TAG_OBJECT)
-        self._call("answering", source, dist.send, torch.zeros(1, dtype=torch.uint8), TAG_RECEIVED)
-        return value
+        what = f"in smp.recv_from, for which rank {source} has to call smp.broadcast or smp.send"
+        message = self._receive(source, TAG_OBJECT, what)
+        self._call(what, dist.send, torch.zeros(1, dtype=torch.uint8), source, TAG_RECEIVED)
+        return self._unpack(message)
 
     def gather(self, value: Any, members: list[int], rank: int) -> list[Any] | None:
         """On the first member, in the members' order."""
+        messages = self._gather(value, members, rank)
+        return None if messages is None else [value, *map(self._unpack, messages)]
+
+    def _gather(self, value: Any, members: list[int], rank: int) -> list[Message] | None:
+        """Of the other members, on the first."""
         if rank != members[0]:
-            self._send(value, members[0], TAG_GATHER)
+            self._send(self._pack(value), members[0], TAG_GATHER, f"gathering on rank {members[0]}")
             return None
-        return [value] + [self._receive(member, TAG_GATHER) for member in members[1:]]
+        return [self._receive(member, TAG_GATHER, f"gathering from rank {member}") for member in members[1:]]
 
     def allgather(self, value: Any, members: list[int], rank: int) -> list[Any]:
         """In the members' order. The first member collects and hands out."""
@@ -123,13 +113,15 @@ class Objects:
         if len(members) == 1:
             return [value]
         first = members[0]
-        values = self.gather(value, members, rank)
-        if values is None:
-            return self._receive(first, TAG_GATHER)
-        for member in members[1:]:
-            self._send(values, member, TAG_GATHER)
-        return values
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        messages = self._gather(value, members, rank)
+        if messages is None:
+            received = [self._receive(first, TAG_GATHER, f"gathering from rank {first}") for _ in members[1:]]
+            own = members.index(rank)
+            values = list(map(self._unpack, received))
+            return [*values[:own], value, *values[own:]]
+        messages = [self._pack(value), *messages]
+        for number, member in enumerate(members[1:], 1):
+            for other, message in enumerate(messages):
+                if other != number:
+                    self._send(message, member, TAG_GATHER, f"handing to rank {member} what was gathered")
+        return [value, *map(self._unpack, messages[1:])]

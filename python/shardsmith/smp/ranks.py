@@ -139,17 +139,20 @@ def _global_rank(index: int, rank_type: RankType) -> int:
 
 
 def broadcast(obj: Any, group: CommGroup = CommGroup.WORLD) -> None:
-    """Called by the sender only; the group's other members call recv_from. Returns when all have received."""
+    """Called by the sender only; the group's other members call `recv_from`. Returns when all have received; a member that
+    does not is named after `peer_timeout` at the latest."""
     members = state.group_members(_kind(group, CommGroup))
-    state.objects.send(obj, [member for member in members if member != state.rank])
+    state.objects.send(obj, [member for member in members if member != state.rank], "smp.broadcast")
 
 
 def send(obj: Any, dest_rank: int, rank_type: RankType = RankType.WORLD_RANK) -> None:
-    """Returns when the rank has received."""
-    state.objects.send(obj, [_global_rank(dest_rank, rank_type)])
+    """To the rank of this number in the group that the type names. Returns when it has received."""
+    state.objects.send(obj, [_global_rank(dest_rank, rank_type)], "smp.send")
 
 
 def recv_from(src_rank: int, rank_type: RankType = RankType.WORLD_RANK) -> Any:
+    """The next object that this rank has sent or broadcast. Tensors are on the CPU where the sender had them there, else on
+    this rank's device. Objects that are no plain data, tensors or `user_content` come pickled, from ranks of this job only."""
     return state.objects.receive(_global_rank(src_rank, rank_type))
 
 

@@ -7,7 +7,7 @@ import datetime
 import decimal
 import pathlib
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -57,8 +57,11 @@ def _each_tensor(value: Any, names: list[str]) -> None:
         _each_tensor(value.state, names)
 
 
-def decode(value: Any, tensor: Callable[[Any], torch.Tensor], where: str = "") -> Any:
-    """`tensor` gives the tensor of a TensorName."""
+Rebuild = Callable[[dict[str, Any], Callable[[Any], Any]], Any]  # (tagged value, what rebuilds the values in it)
+
+
+def decode(value: Any, tensor: Callable[[Any], torch.Tensor], where: str = "", kinds: Mapping[str, Rebuild] | None = None) -> Any:
+    """`tensor` gives the tensor of a TensorName. `kinds`: those that the caller knows besides."""
     from shardsmith import _core
 
     def back(value: Any) -> Any:
@@ -68,7 +71,7 @@ def decode(value: Any, tensor: Callable[[Any], torch.Tensor], where: str = "") -
             return Inert(value.class_name, [back(item) for item in value.state])
         if isinstance(value, dict):
             if isinstance(value.get(TAG), str):
-                return _untag(value, back, where)
+                return _untag(value, back, where, kinds or {})
             return {key: back(item) for key, item in value.items()}
         if isinstance(value, (list, tuple)):
             return type(value)(back(item) for item in value)
@@ -77,9 +80,9 @@ def decode(value: Any, tensor: Callable[[Any], torch.Tensor], where: str = "") -
     return back(value)
 
 
-def _untag(value: dict[str, Any], back: Callable[[Any], Any], where: str) -> Any:
+def _untag(value: dict[str, Any], back: Callable[[Any], Any], where: str, more: Mapping[str, Rebuild]) -> Any:
     kind = value[TAG]
-    rebuild = _KINDS.get(kind)
+    rebuild = _KINDS.get(kind) or more.get(kind)
     try:
         if rebuild is not None:
             return rebuild(value, back)
@@ -120,7 +123,7 @@ def _items(value: dict[str, Any], back: Callable[[Any], Any]) -> list[Any]:
     return [back(item) for item in value["items"]]
 
 
-_KINDS: dict[str, Callable[[dict[str, Any], Callable[[Any], Any]], Any]] = {
+_KINDS: dict[str, Rebuild] = {
     "size": lambda value, back: torch.Size(value["items"]),
     "dtype": lambda value, back: _dtype(value["name"]),
     "device": lambda value, back: torch.device(value["name"]),
