@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from shardsmith.errors import Error
-from shardsmith.smp import model
+from shardsmith.smp import model, trainer
 from shardsmith.smp.activation_checkpointing import set_activation_checkpointing
 from shardsmith.smp.background import wait_for_checkpoint
 from shardsmith.smp.creation import delay_param_initialization, model_creation, set_tensor_parallelism, tensor_parallelism
@@ -31,6 +31,9 @@ __all__ = [
 __all__ += sorted(name for name, value in _ranks.items()
                   if not name.startswith("_") and (getattr(value, "__module__", "") == "shardsmith.smp.ranks"
                                                    or isinstance(value, (CommGroup, RankType))))
+
+if trainer.is_asked_for():
+    trainer.install()
 
 # Known names that are not there in this version: using one says so, instead of doing nothing.
 _LATER = frozenset({
