@@ -1,6 +1,8 @@
 """What examples/train_smp.py does, without any of its library: PyTorch and transformers in one process.
 
-    python plain_training.py MODEL_DIR TEXT FINE_TUNE STEPS LOSSES
+    python plain_training.py MODEL_DIR TEXT FINE_TUNE STEPS LOSSES [adamw|sgd] [1.6]
+
+1.6: what examples/train_smp_1_6.py does, with one group of parameters, a constant rate and no clipping.
 """
 from __future__ import annotations
 
@@ -15,6 +17,7 @@ NO_DECAY = ("bias", "norm.weight", "layernorm.weight", "ln_1.weight", "ln_2.weig
 
 def main() -> None:
     folder, data, fine_tune, steps, target = sys.argv[1], sys.argv[2], sys.argv[3] == "1", int(sys.argv[4]), sys.argv[5]
+    name, is_old = (sys.argv[6:7] or ["adamw"])[0], "1.6" in sys.argv[7:]
     torch.manual_seed(SEED)
     config = AutoConfig.from_pretrained(folder)
     if fine_tune:
@@ -26,11 +29,11 @@ def main() -> None:
         text = torch.tensor(list(file.read()))
     decayed = [p for name, p in model.named_parameters() if not name.endswith(NO_DECAY)]
     others = [p for name, p in model.named_parameters() if name.endswith(NO_DECAY)]
-    optimizer = torch.optim.AdamW([{"params": decayed, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}],
-                                  lr=RATE)
+    groups = [{"params": decayed, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}]
+    optimizer = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[name](model.parameters() if is_old else groups, lr=RATE)
     with open(target, "w") as file:
         for step in range(steps):
-            for group in optimizer.param_groups:
+            for group in [] if is_old else optimizer.param_groups:
                 group["lr"] = RATE * max(0.1, 1 - step / 100)
             generator = torch.Generator().manual_seed(SEED * 1_000_003 + step)
             begins = torch.randint(0, len(text) - LENGTH, (BATCH,), generator=generator)
@@ -38,7 +41,8 @@ def main() -> None:
             optimizer.zero_grad()
             loss = model(input_ids=rows, labels=rows).loss
             loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            if not is_old:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             file.write(f"{step + 1} {loss.item()!r}\n")
 

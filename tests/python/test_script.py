@@ -62,12 +62,14 @@ def arguments(model: Path, fine_tune: bool, folder: Path, losses: Path, *more: o
 
 
 class Torchrun:
-    def __init__(self, log: Path, *words: str):
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *words]
-        self.log = log
+    def __init__(self, log: Path, *words: str, count: int = 2):
+        self.log, self.count = log, count
         with open(log, "wb") as file:
-            self.process = subprocess.Popen(command, env=ranks.environment(), stdin=subprocess.DEVNULL, stdout=file,
+            self.process = subprocess.Popen(self.command(words), env=ranks.environment(), stdin=subprocess.DEVNULL, stdout=file,
                                             stderr=file, start_new_session=True)
+
+    def command(self, words: tuple[str, ...]) -> list[str]:
+        return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(self.count), *words]
 
     def children(self) -> list[int]:
         path = Path(f"/proc/{self.process.pid}/task")
@@ -75,7 +77,7 @@ class Torchrun:
 
     def kill_ranks(self) -> None:
         pids = self.children()
-        assert len(pids) == 2
+        assert len(pids) == self.count
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
 
@@ -94,8 +96,8 @@ class Torchrun:
             self.process.wait()
 
 
-def train_and_kill(log: Path, words: list[str], losses: Path) -> None:
-    run = Torchrun(log, *words)
+def train_and_kill(log: Path, words: list[str], losses: Path, launcher: type[Torchrun] = Torchrun, count: int = 2) -> None:
+    run = launcher(log, *words, count=count)
     try:
         deadline = time.monotonic() + PATIENCE
         while len(read_losses(losses)) < KILL_AT and run.process.poll() is None and time.monotonic() < deadline:

@@ -4,6 +4,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import enum
+import json
 import logging
 import os
 import queue
@@ -17,6 +18,7 @@ import torch.distributed as dist
 
 from shardsmith import heap
 from shardsmith.errors import Error
+from shardsmith.smp import launch
 from shardsmith.smp.config import Config, resolve
 from shardsmith.smp.objects import Objects
 
@@ -88,6 +90,7 @@ class Session:
         self.said_auto_partition = False
         self.said_state_dict = False
         self.said_pickle = False
+        self.said_none = False
         self.has_failed = False
         self.step_calls = 0  # calls of step functions, over all runs: dropout masks depend on it
 
@@ -225,36 +228,32 @@ def is_communication_error(error: BaseException) -> bool:
 state = Session()
 
 
-def _environment_int(name: str, default: int) -> int:
-    text = os.environ.get(name, "")
-    try:
-        return int(text) if text else default
-    except ValueError:
-        raise Error("invalid_argument", f"the environment's {name} must be a whole number, not {text!r}") from None
-
-
 def _backend(cfg: Config) -> str:
     if cfg.ddp_dist_backend != "auto":
         return cfg.ddp_dist_backend
     return "nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
 
 
-def _make_default_group(cfg: Config) -> None:
+def _make_default_group(cfg: Config, place: launch.Place | None) -> None:
     if dist.is_initialized():
         return
     timeout = datetime.timedelta(seconds=limits_of(cfg.peer_timeout).communication)
     backend = _backend(cfg)
     if backend == "nccl":
         backend = "cpu:gloo,cuda:nccl"
+    where = "" if place is None or place.is_torchrun else launch.init_method(place, cfg.ddp_port)
     try:
-        if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        if place is None:
+            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+        elif place.is_torchrun:
             if cfg.ddp_port is not None:
                 os.environ["MASTER_PORT"] = str(cfg.ddp_port)
             dist.init_process_group(backend, timeout=timeout)
         else:
-            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+            dist.init_process_group(backend, where, rank=place.rank, world_size=place.size, timeout=timeout)
     except (RuntimeError, ValueError) as error:
-        raise Error("peer", f"the process group could not be made: {str(error).splitlines()[0]}") from error
+        said = f" at {where} (MASTER_PORT chooses another port)" if where else ""
+        raise Error("peer", f"the process group could not be made{said}: {str(error).splitlines()[0]}") from error
 
 
 def _check_torch() -> None:
@@ -274,10 +273,13 @@ def init(config: Mapping[str, Any] | None = None) -> None:
 
     cfg = resolve(config)
     heap.set_up(torch.get_num_threads())
-    _make_default_group(cfg)
+    place = launch.place()
+    _make_default_group(cfg, place)
     state.rank, state.size = dist.get_rank(), dist.get_world_size()
-    state.local_rank = _environment_int("LOCAL_RANK", state.rank)
-    state.local_size = _environment_int("LOCAL_WORLD_SIZE", state.size)
+    state.local_rank, state.local_size = (state.rank, state.size) if place is None else (place.local_rank, place.local_size)
+    store = dist.PrefixStore(f"shardsmith/{state.number}", dist.distributed_c10d._get_default_store())
+    peers = _engine.StorePeers(store, state.rank, state.size, "world")
+    _compare_configurations(cfg, peers)
     mesh = _core.Mesh(state.size, cfg.pipeline_parallel_degree, cfg.tensor_parallel_degree, cfg.placement_strategy)
     if mesh.rdp_size > 1 and not cfg.ddp:
         raise Error("invalid_argument",
@@ -290,9 +292,7 @@ def init(config: Mapping[str, Any] | None = None) -> None:
         state.device = torch.device("cuda", torch.cuda.current_device())
     _make_groups()
     state.initialized = True
-    store = dist.PrefixStore(f"shardsmith/{state.number}", dist.distributed_c10d._get_default_store())
-    state.store = store
-    state.peers = _engine.StorePeers(store, state.rank, state.size, "world")
+    state.store, state.peers = store, peers
     state.objects = Objects(state, state.groups["objects"])
     _tell_what_ends_the_script()
     pp, tp, rdp = mesh.coordinates(state.rank)
@@ -300,6 +300,24 @@ def init(config: Mapping[str, Any] | None = None) -> None:
                 state.rank, pp, mesh.pp_size, tp, mesh.tp_size, rdp, mesh.rdp_size, state.group_rank("dp"), mesh.dp_size)
     if state.rank == 0:
         logger.info("configuration: %s", ", ".join(f"{name}={value!r}" for name, value in cfg.items()))
+
+
+def _compare_configurations(cfg: Config, peers: Any) -> None:
+    """Before groups are made: ranks that make other ones would wait for each other."""
+    if state.size == 1:
+        return
+    limits = limits_of(cfg.peer_timeout)
+    answers = bounded_exchange(peers, json.dumps(cfg.items(), default=repr).encode(), limits.communication, limits)
+    first = dict(json.loads(answers[0]))
+    if any(answer != answers[0] for answer in answers):
+        # Nobody leaves, and takes the store along, before all have read the answers.
+        with contextlib.suppress(Error):
+            bounded_exchange(peers, b"", 5.0, limits)
+    for rank, answer in enumerate(answers):
+        for name, value in json.loads(answer):
+            if value != first[name]:
+                raise Error("invalid_argument", f"smp.init: '{name}' is {value!r} on rank {rank} and {first[name]!r} on rank 0: "
+                                                "the configuration must be the same on every rank", rank)
 
 
 def _tell_what_ends_the_script() -> None:
