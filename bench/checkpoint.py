@@ -1,11 +1,13 @@
-"""The file verbs beside the disk and beside torch's own merge.
+"""The file verbs, and saving and resuming, beside the disk and beside other tools.
 
 In one run, alternating: each of our operations beside a plain copy loop of the same bytes (O_DIRECT, a reading and a
 writing thread), `verify` beside a plain cold read, and `convert` of a DCP folder beside torch's dcp_to_torch_save of the
-same folder. Medians of `--pairs` pairs, with the spread. Cold means that the page cache was dropped before (root only).
+same folder. Then saving, resuming and the like of a training state: checkpoint_state.py. Medians of `--pairs` pairs, with the
+spread. Cold means that the page cache was dropped before (root only).
 
     python bench/checkpoint.py --scale small
     python bench/checkpoint.py --scale full --json results.json     # GPT-2 medium with AdamW: 4.26 GB; 20 GB of disk
+    python bench/checkpoint.py --scale full --only save,resume,layout,background,tiny      # 20 GB of memory
 """
 from __future__ import annotations
 
@@ -22,6 +24,8 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+import checkpoint_state
 
 ROOT = Path(__file__).resolve().parents[1]
 PEERS = ROOT / "bench" / "peers"
@@ -186,7 +190,6 @@ class Bench:
         return child([self.program, *map(str, words), "-q"])
 
     def prepare(self) -> None:
-        self.dir.mkdir(parents=True, exist_ok=True)
         if (self.dir / "ready").exists() and (self.dir / "ready").read_text() == self.args.scale:
             return
         for name in list(self.dir.iterdir()):
@@ -213,14 +216,20 @@ class Bench:
                 seconds.append(clock.seconds)
                 if run is ours:
                     peak = max(peak, clock.peak)
+        self.report(name, mine, other, bar, f"peak {peak / (1 << 20):.0f} MiB")
+        self.results[name]["peak_rss"] = peak
+
+    def report(self, name: str, mine: list[float], other: list[float], bar: float | None, note: str = "") -> None:
+        """Of seconds in pairs. No bar: the figure is told for what the note says."""
         ratios = [b / a for a, b in zip(mine, other)]
         ratio = statistics.median(ratios)
         self.results[name] = {
             "ours": statistics.median(mine), "beside": statistics.median(other), "ratio": ratio,
-            "spread": [min(ratios), max(ratios)], "bar": bar, "peak_rss": peak,
+            "spread": [min(ratios), max(ratios)], "bar": bar, "note": note,
         }
-        print(f"{name:<42} {statistics.median(mine):7.2f} s  beside {statistics.median(other):7.2f} s  ratio {ratio:5.2f}"
-              f"  ({min(ratios):.2f} to {max(ratios):.2f}; bar {bar})  peak {peak / (1 << 20):.0f} MiB", flush=True)
+        told = "" if bar is None else f"; bar {bar:.3g}"
+        print(f"{name:<58} {statistics.median(mine):7.2f} s  beside {statistics.median(other):7.2f} s  ratio {ratio:5.2f}"
+              f"  ({min(ratios):.2f} to {max(ratios):.2f}{told})  {note}", flush=True)
 
     def copies(self, name: str, words: list[object], sources: list[Path], out: Path) -> None:
         """A verb beside a copy loop of as many bytes as it writes."""
@@ -248,6 +257,7 @@ class Bench:
     def run(self) -> None:
         four, out = self.dir / "four", self.dir / "out"
         models, everything = sorted(four.glob("model_*.pt")), sorted(four.glob("*.pt"))
+        self.dir.mkdir(parents=True, exist_ok=True)
         wanted = [word for word in self.args.only.split(",") if word]
         jobs: dict[str, Callable[[], None]] = {
             "merge pt": lambda: self.copies("merge 2 x 2 to pt", ["merge", four, out], models, out),
@@ -262,7 +272,13 @@ class Bench:
                                          lambda: read_loop(everything), 0.9),
             "dcp": lambda: self.pairs("convert dcp to pt beside dcp_to_torch_save", self.from_dcp, self.torch_merge, 2.5),
         }
-        for word, job in jobs.items():
+        verbs = {word: job for word, job in jobs.items() if not wanted or any(word.startswith(w) for w in wanted)}
+        if verbs:
+            self.prepare()
+        for job in verbs.values():
+            job()
+        state = checkpoint_state.StateBench(self.dir, self.args.scale, self.args.pairs, self.report)
+        for word, job in state.jobs().items():
             if not wanted or any(word.startswith(w) for w in wanted):
                 job()
 
@@ -291,12 +307,12 @@ def main() -> None:
     parser.add_argument("--dir", default=str(ROOT / "out" / "bench"), help="on the disk to be measured")
     parser.add_argument("--program", default=str(ROOT / ".venv" / "bin" / "shardsmith"))
     parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--only", default="", help="comma-separated beginnings: merge, convert, reshard, verify, dcp")
+    parser.add_argument("--only", default="", help="comma-separated beginnings: merge, convert, reshard, verify, dcp, save, "
+                                                      "resume, layout, background, tiny")
     parser.add_argument("--json", help="write the results to this file")
     parser.add_argument("--keep", action="store_true", help="keep what was prepared, for the next run")
     args = parser.parse_args()
     bench = Bench(args)
-    bench.prepare()
     bench.run()
     if args.json:
         Path(args.json).write_text(json.dumps(bench.results, indent=2) + "\n")

@@ -33,6 +33,7 @@ struct Span {
   uint32_t file = 0;
   uint64_t begin = 0, check_begin = 0, end = 0;
   std::vector<const Read*> reads;
+  bool shared = false;  // other ranks read it too: through the page cache
   bool deflated() const { return reads.front()->inflated != 0; }
 };
 
@@ -123,9 +124,10 @@ class Transfer {
     }
     buffer_size_ = std::max(buffer_size_, round_up(longest + 2 * block, kPage) + 2 * kPage);
     spans_ = make_spans(plan_, index_, options_, buffer_size_);
+    if (options_.shared) order();
     for (const Span& span : spans_) {
       total_ += span.end - span.begin;
-      ++files_[span.file].left;
+      ++files_[key_of(span)].left;
     }
     const size_t workers = std::min<size_t>(threads, spans_.size());
     std::vector<std::thread> others;
@@ -140,10 +142,23 @@ class Transfer {
     std::shared_ptr<ReadFile> file;
     size_t left = 0;  // spans that still need it
   };
+  using FileKey = std::pair<uint32_t, bool>;  // shared spans have the file open for themselves
+  static FileKey key_of(const Span& span) { return {span.file, span.shared}; }
+
   struct Piece {
     uint64_t begin, length;
     uint32_t crc;
   };
+
+  // What others read too comes first, while they are at it.
+  void order() {
+    const SharedReads& shared = *options_.shared;
+    for (Span& span : spans_) span.shared = shared.is_shared(span.file, span.begin, span.end);
+    std::stable_sort(spans_.begin(), spans_.end(), [&](const Span& a, const Span& b) {
+      if (a.shared != b.shared) return a.shared;
+      return a.shared && shared.turn(a.file, a.begin) < shared.turn(b.file, b.begin);
+    });
+  }
 
   void work() {
     try {
@@ -152,7 +167,7 @@ class Transfer {
       AlignedBuffer buffer = pool.take(buffer_size_);
       for (size_t i = next_++; i < spans_.size() && !stop_; i = next_++) {
         const Span& span = spans_[i];
-        const std::shared_ptr<ReadFile> file = open(span.file);
+        const std::shared_ptr<ReadFile> file = open(span);
         if (span.deflated())
           inflate_span(span, *file, buffer);
         else
@@ -167,12 +182,12 @@ class Transfer {
     }
   }
 
-  std::shared_ptr<ReadFile> open(uint32_t number) {
+  std::shared_ptr<ReadFile> open(const Span& span) {
     std::lock_guard lock(mutex_);
-    OpenFile& open = files_[number];
+    OpenFile& open = files_[key_of(span)];
     if (!open.file) {
-      const FileEntry& entry = index_.files[number];
-      open.file = storage_.open_read(entry.path, Access::kDirect);
+      const FileEntry& entry = index_.files[span.file];
+      open.file = storage_.open_read(entry.path, span.shared ? Access::kBuffered : Access::kDirect);
       if (open.file->size() != entry.size)
         fail(ErrorKind::kCorrupt, entry.path, ": has ", open.file->size(), " bytes, but had ", entry.size,
              " when its header was read: someone is writing to it");
@@ -182,7 +197,7 @@ class Transfer {
 
   void finished(const Span& span) {
     std::lock_guard lock(mutex_);
-    OpenFile& open = files_[span.file];
+    OpenFile& open = files_[key_of(span)];
     if (--open.left == 0) open.file.reset();
     done_ += span.end - span.begin;
     if (options_.progress) options_.progress({"read", done_, total_, "bytes"});
@@ -314,7 +329,7 @@ class Transfer {
   std::atomic<size_t> next_{0};
   std::atomic<bool> stop_{false};
   std::mutex mutex_;  // guards all below
-  std::map<uint32_t, OpenFile> files_;
+  std::map<FileKey, OpenFile> files_;
   std::map<std::pair<uint32_t, uint64_t>, std::vector<Piece>> pieces_;  // of blocks that spans share
   uint64_t done_ = 0, total_ = 0;
   std::exception_ptr error_;

@@ -12,6 +12,7 @@
 #include "base/progress.h"
 #include "layout/plan.h"
 #include "storage/block_ledger.h"
+#include "storage/shared_reads.h"
 #include "storage/storage.h"
 
 namespace shardsmith {
@@ -41,6 +42,7 @@ struct TransferOptions {
   // Several transfers that together read most of a file: blocks are checked by it, in pieces, and none is read whole
   // for its check alone. The caller ends with BlockLedger::finish.
   BlockLedger* ledger = nullptr;
+  const SharedReads* shared = nullptr;  // what other ranks of this machine read at the same time
 };
 
 // Where a Want's buffer lives. Must be valid until the call returns.

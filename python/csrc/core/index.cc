@@ -1,11 +1,14 @@
 // Readers, and moving an Index's bytes into memory.
 #include "bindings.h"
 #include "checkpoint/load.h"
+#include "checkpoint/save_steps.h"
 #include "cli/resume.h"
 #include "family/family.h"
 #include "format/detect.h"
 #include "format/hf.h"
 #include "layout/plan.h"
+#include "storage/large_pages.h"
+#include "storage/shared_reads.h"
 #include "storage/transfer.h"
 
 namespace py = pybind11;
@@ -28,30 +31,49 @@ const TensorEntry& entry(const Index& index, const std::string& name) {
   return *found;
 }
 
-Report read(const Index& index, const std::vector<WantTuple>& wants, uint64_t budget, int threads, bool check,
-            bool allow_missing, const std::string& where) {
-  Target target;
-  std::vector<Destination> destinations;
-  for (const auto& [name, dtype, shape, offset, extent, address, size, strides] : wants) {
-    Want want;
-    want.name = name;
-    want.dtype = dtype_of(dtype);
-    want.shape = shape;
-    want.box = {offset, extent};
-    want.buffer = static_cast<uint32_t>(destinations.size());
-    want.strides = strides;
-    target.wants.push_back(std::move(want));
-    destinations.push_back({{reinterpret_cast<std::byte*>(address), static_cast<size_t>(size)}});
+// What is to be read of an index, and where to. Points into the index and at the memory that the wants name.
+class Reading {
+ public:
+  Reading(const Index& index, const std::vector<WantTuple>& wants, bool allow_missing, const std::string& where)
+      : index_(index) {
+    Target target;
+    for (const auto& [name, dtype, shape, offset, extent, address, size, strides] : wants) {
+      Want want;
+      want.name = name;
+      want.dtype = dtype_of(dtype);
+      want.shape = shape;
+      want.box = {offset, extent};
+      want.buffer = static_cast<uint32_t>(destinations_.size());
+      want.strides = strides;
+      target.wants.push_back(std::move(want));
+      destinations_.push_back({{reinterpret_cast<std::byte*>(address), static_cast<size_t>(size)}});
+    }
+    plan_ = make_plan(index, target);
+    if (!allow_missing) require_complete(plan_, where);
   }
-  const Plan plan = make_plan(index, target);
-  if (!allow_missing) require_complete(plan, where);
-  TransferOptions options;
-  options.budget = budget;
-  options.threads = threads;
-  options.check = check;
-  execute(plan, index, destinations, local_storage(), options);
-  return plan.report;
-}
+
+  std::string announcement() const { return SharedReads::announce(plan_, index_, host_identity()); }
+
+  // `announcements`: of all ranks, by rank; empty: nobody else reads.
+  void run(const std::vector<std::string>& announcements, int rank, uint64_t budget, int threads, bool check) const {
+    std::optional<SharedReads> shared;
+    if (!announcements.empty()) shared.emplace(announcements, rank);
+    for (const Destination& destination : destinations_) prefer_large_pages(destination.bytes);
+    TransferOptions options;
+    options.budget = budget;
+    options.threads = threads;
+    options.check = check;
+    options.shared = shared ? &*shared : nullptr;
+    execute(plan_, index_, destinations_, local_storage(), options);
+  }
+
+  const Report& report() const { return plan_.report; }
+
+ private:
+  const Index& index_;
+  std::vector<Destination> destinations_;
+  Plan plan_;
+};
 
 py::dict report_of(const Report& report) {
   py::dict result;
@@ -115,18 +137,16 @@ void bind_index(py::module_& m) {
            })
       .def("alias_of", [](const Index& index, const std::string& name) { return entry(index, name).alias_of; })
       .def(
-          "read",
-          [](const Index& index, const std::vector<WantTuple>& wants, uint64_t budget, int threads, bool check,
-             bool allow_missing, const std::string& where) {
-            Report report;
-            {
-              py::gil_scoped_release unlocked;
-              report = read(index, wants, budget, threads, check, allow_missing, where);
-            }
-            return report_of(report);
+          "prepare",
+          [](const Index& index, const std::vector<WantTuple>& wants, bool allow_missing, const std::string& where) {
+            return std::make_unique<Reading>(index, wants, allow_missing, where);
           },
-          py::arg("wants"), py::arg("budget") = 64 << 20, py::arg("threads") = 1, py::arg("check") = true,
-          py::arg("allow_missing") = false, py::arg("where") = "");
+          py::arg("wants"), py::arg("allow_missing") = false, py::arg("where") = "", py::keep_alive<0, 1>(), Unlocked());
+  py::class_<Reading>(m, "Reading")
+      .def("announcement", [](const Reading& reading) { return py::bytes(reading.announcement()); })
+      .def_property_readonly("report", [](const Reading& reading) { return report_of(reading.report()); })
+      .def("run", &Reading::run, py::arg("announcements") = std::vector<std::string>(), py::arg("rank") = 0,
+           py::arg("budget") = 64 << 20, py::arg("threads") = 2, py::arg("check") = true, Unlocked());
 
   m.def(
       "read_hf", [](const std::string& folder) { return read_hf(local_storage(), folder); }, Unlocked());

@@ -139,7 +139,13 @@ class DistributedModel(nn.Module):
         # Rank 0's seed is everybody's, so that initial weights don't depend on the layout.
         self._seed = int(state.exchange(str(torch.initial_seed()).encode())[0])
         self._first = placing.decide(self)
+        begin = time.monotonic()
         state.together(self._partition)
+        self._needs_sync = weights.load_model(self, state.pending)
+        state.together(self._place)
+        logger.info("[%d] partition: stage %d of %d holds layers %d to %d, %d parameters in %d tensors; %.1f s", state.rank,
+                    state.stage, state.stages, self._first[state.stage], self._first[state.stage + 1] - 1,
+                    sum(p.numel() for p in self._local.values()), len(self._local), time.monotonic() - begin)
         self._make_stage()
         self._make_what_is_optimized()
         self.partitioned = True
@@ -148,10 +154,8 @@ class DistributedModel(nn.Module):
             hook(self, state.optimizer)
 
     def _partition(self) -> None:
-        stage, stages = state.stage, state.stages
-        begin = time.monotonic()
-        pending = state.pending
-        names = self._model.stage_tensors(self._first, stage)
+        """Which parameters are this rank's, in what type."""
+        names = self._model.stage_tensors(self._first, state.stage)
         parameters = self._named()
         self._local = {name: parameters[name] for name in names}
         for name, param in parameters.items():
@@ -161,18 +165,17 @@ class DistributedModel(nn.Module):
             state.optimizer.drop_foreign_parameters()
         if precision.narrow_dtype() is not None:
             precision.widen(self._local, weightless.source_of(self.module) is not None)
-        self._needs_sync = weights.load_model(self, pending)
+
+    def _place(self) -> None:
+        """What has been read goes where it is computed with."""
         if state.device.type != "cpu":
             for param in self._local.values():
                 param.data = param.data.to(state.device)
         source = weightless.source_of(self.module)
-        if source is not None and stages == 1:
+        if source is not None and state.stages == 1:
             weightless.release(source)
-        elif source is None and stages > 1:
+        elif source is None and state.stages > 1:
             weightless.guard(self.module, weightless.Source(None))
-        logger.info("[%d] partition: stage %d of %d holds layers %d to %d, %d parameters in %d tensors; %.1f s", state.rank,
-                    stage, stages, self._first[stage], self._first[stage + 1] - 1,
-                    sum(p.numel() for p in self._local.values()), len(self._local), time.monotonic() - begin)
 
     def _slice_parameters(self) -> None:
         """Parameters get the shapes of this rank's part, and its values where the module has any."""

@@ -98,7 +98,7 @@ def load(model: DistributedModel, values: Mapping[str, Any], strict: bool, same_
     pending.compare(model)
     state.pending, state.load_report = pending, report
     if model.partitioned:
-        weights.read_parameters(model, pending)
+        weights.copy_parameters(model, pending)
     return _Keys(list(report.missing), list(report.unexpected))
 
 

@@ -301,5 +301,5 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def read_options(self, pending: weights.Pending) -> None:
         optimizer_checkpoint.read_options(self, pending)
 
-    def read_state(self, pending: weights.Pending) -> None:
-        optimizer_checkpoint.read_state(self, pending)
+    def prepare_state(self, pending: weights.Pending) -> weights.Reading | None:
+        return optimizer_checkpoint.prepare_state(self, pending)

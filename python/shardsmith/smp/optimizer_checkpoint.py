@@ -84,12 +84,12 @@ def read_options(optimizer: DistributedOptimizer, pending: weights.Pending) -> N
     restore_options(optimizer, saved["param_groups"], pending.where)
 
 
-def read_state(optimizer: DistributedOptimizer, pending: weights.Pending) -> None:
-    """Once the partition is there; also where the state does not exist yet."""
+def prepare_state(optimizer: DistributedOptimizer, pending: weights.Pending) -> weights.Reading | None:
+    """What is to be read, once the partition is there; also where the state does not exist yet."""
     index = pending.index
     files, _ = _files(pending)
     if not files:
-        return
+        return None
     plain: dict[str, dict[str, Any]] = {}
     for file in files:
         plain |= file["state"]
@@ -106,7 +106,7 @@ def read_state(optimizer: DistributedOptimizer, pending: weights.Pending) -> Non
     for group in optimizer.optimizer.param_groups:
         for param in group["params"]:
             _restore_param(optimizer, param, hf_names[id(param)], index, keys, plain, staging, pending.where)
-    staging.read(index, where=pending.where)
+    return staging, index, pending.where
 
 
 def _restore_param(optimizer: DistributedOptimizer, param: torch.Tensor, hf_name: str, index: Any, keys: dict[str, list[str]],
@@ -116,6 +116,7 @@ def _restore_param(optimizer: DistributedOptimizer, param: torch.Tensor, hf_name
     parts = state.model.optimized_pieces(hf_name)
     first, shape = parts[0].name, parts[0].whole
     restored: dict[str, Any] = {}
+    known = optimizer.optimizer.state.get(param, {})
     for key in keys.get(first, []):
         for piece in parts:
             if key not in keys.get(piece.name, []):
@@ -123,7 +124,7 @@ def _restore_param(optimizer: DistributedOptimizer, param: torch.Tensor, hf_name
         name = f"{STATE}{first}/{key}"
         dtype = getattr(torch, index.dtype(name))
         if list(index.shape(name)) == list(shape) and shape:
-            restored[key] = torch.empty_like(param, dtype=dtype, memory_format=torch.preserve_format).detach()
+            restored[key] = _like(param, dtype, known.get(key))
             for piece in parts:
                 staging.add(f"{STATE}{piece.name}/{key}", piece.view(restored[key]), piece)
         else:
@@ -139,6 +140,14 @@ def _restore_param(optimizer: DistributedOptimizer, param: torch.Tensor, hf_name
     optimizer.optimizer.state.pop(param, None)
     if restored:
         optimizer.optimizer.state[param] = restored
+
+
+def _like(param: torch.Tensor, dtype: torch.dtype, known: Any) -> torch.Tensor:
+    """Memory for an entry of the parameter's shape: what stands there already, where it fits."""
+    if isinstance(known, torch.Tensor) and (known.shape, known.stride(), known.dtype, known.device) == \
+            (param.shape, param.stride(), dtype, param.device):
+        return known
+    return torch.empty_like(param, dtype=dtype, memory_format=torch.preserve_format).detach()
 
 
 def restore_options(optimizer: DistributedOptimizer, saved: list[dict[str, Any]], where: str) -> None:

@@ -46,14 +46,11 @@ def resume_from_checkpoint(path: Any, tag: Any = None, partial: bool = True, str
                                       else _open_other(found, strict, load_optimizer, translate_function))
     state.pending, state.pending_optimizer, state.load_report = pending, pending, pending.report
 
-    def read() -> None:
+    try:
         if state.model is not None:
-            pending.compare(state.model)
+            state.together(lambda: pending.compare(state.model))
             if state.model.partitioned:
                 weights.read_parameters(state.model, pending)
-
-    try:
-        state.together(read)
     except Error:
         state.pending = state.pending_optimizer = None
         raise

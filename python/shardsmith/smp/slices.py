@@ -88,6 +88,7 @@ class Staging:
         self.wants: list[tuple[Any, ...]] = []
         self._targets: list[tuple[str, torch.Tensor, Piece | None]] = []
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._reading: Any = None
 
     def add(self, name: str, view: torch.Tensor, piece: Piece | None = None) -> None:
         self._targets.append((name, view, piece))
@@ -98,16 +99,34 @@ class Staging:
             view = copy
         self.wants.append(want(name, view, piece.whole, piece.box) if piece else want(name, view))
 
-    def read(self, index: Any, **options: Any) -> dict[str, Any]:
+    def read(self, index: Any, where: str = "") -> None:
+        """What this rank reads for itself alone."""
         if hasattr(index, "copy"):  # of tensors in memory: StateIndex
             for name, view, piece in self._targets:
                 index.copy(name, view, piece)
-            return {}
-        report = index.read(self.wants, **options)
+            return
+        index.prepare(self.wants, where=where).run()
+        self._copy()
+
+    def prepare(self, index: Any, where: str) -> bytes:
+        """What to tell the ranks that read at the same time."""
+        if hasattr(index, "copy"):
+            self._reading = None
+            return b""
+        self._reading = index.prepare(self.wants, where=where)
+        return self._reading.announcement()
+
+    def read_prepared(self, index: Any, announcements: list[bytes], rank: int) -> None:
+        if self._reading is None:
+            self.read(index)
+            return
+        self._reading.run(announcements, rank)
+        self._copy()
+
+    def _copy(self) -> None:
         with torch.no_grad():
             for target, copy in self._copies:
                 target.copy_(copy)
-        return report
 
 
 def make_leaf(tensor: torch.Tensor, keep: list[torch.Tensor], name: str = "", piece: Piece | None = None) -> Any:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from shardsmith.smp.model import DistributedModel
 
 
+Reading = tuple[Staging, Any, str]  # what to read, of which index, and where that stands
 STATE = "optimizer/state/"  # names of state tensors in a checkpoint
 
 
@@ -60,7 +61,7 @@ class Pending:
 
 
 def load_model(model: DistributedModel, pending: Pending | None) -> bool:
-    """This rank's slices. Returns whether replicas may differ, so that parameters have to be broadcast."""
+    """This rank's slices. Called by all ranks. Returns whether replicas may differ, so that parameters have to be broadcast."""
     source = weightless.source_of(model.module)
     if source is not None and (written := source.written(model.module)):
         logger.warning("[%d] values written to %d parameters before the partition are replaced (%s, ...)", state.rank,
@@ -70,31 +71,38 @@ def load_model(model: DistributedModel, pending: Pending | None) -> bool:
         return source is None
     if hasattr(pending.index, "read_into"):  # this rank's own part: model_state.LocalIndex
         _fill(model, list(model._local))
-        pending.index.read_into(model)
+        state.together(lambda: pending.index.read_into(model))
         pending.model_done = True
         return False
-    pending.compare(model)
-    absent = set(pending.report.missing)
-    missing = [name for name in model._local if name in absent]
-    _fill(model, missing)
+    state.together(lambda: pending.compare(model))
+    if absent := set(pending.report.missing):
+        _fill(model, [name for name in model._local if name in absent])
     read_parameters(model, pending)
-    return source is None and bool(pending.report.missing)
+    return source is None and bool(absent)
 
 
 def _fill(model: DistributedModel, names: list[str]) -> None:
-    """From where the model's own weights come."""
+    """From where the model's own weights come. Called by all ranks."""
     source = weightless.source_of(model.module)
-    if source is None or not names:
+    if source is None:
         return
-    if source.folder is not None:
+    if source.folder is None:
+        state.together(lambda: _initialize(model, names))
+        return
+
+    def prepare() -> Reading:
         from shardsmith import _core
 
         staging = Staging()
         for name in names:
             _add(staging, model._local[name], pieces(model._model, name), str)
-        staging.read(_core.read_hf_logical(source.folder, model._model), where=source.folder)
-        source.versions.clear()
-        return
+        return staging, _core.read_hf_logical(source.folder, model._model), source.folder
+
+    read_together(prepare)
+    source.versions.clear()
+
+
+def _initialize(model: DistributedModel, names: list[str]) -> None:
     config = json.loads(model._config_text)
     shapes = model.whole_shapes
     for name in names:
@@ -114,7 +122,30 @@ def _add(staging: Staging, tensor: torch.Tensor, parts: list[Piece], stored: Cal
             staging.add(name, piece.view(tensor), piece)
 
 
+def read_together(prepare: Callable[[], Reading | None]) -> None:
+    """Called by all ranks, each of which reads what its `prepare` returns: all return something, or none does. What ranks of
+    one machine have in common is read from the disk once."""
+    if (prepared := state.together(prepare)) is None:
+        return
+    staging, index, where = prepared
+    announcement = state.together(lambda: staging.prepare(index, where))
+    announcements = state.exchange(announcement) if state.size > 1 else []
+    state.together(lambda: staging.read_prepared(index, announcements, state.rank))
+
+
 def read_parameters(model: DistributedModel, pending: Pending) -> None:
+    """Called by all ranks."""
+    read_together(lambda: (_wanted(model, pending), pending.index, pending.where))
+    _are_read(model, pending)
+
+
+def copy_parameters(model: DistributedModel, pending: Pending) -> None:
+    """Of an index whose tensors are in this rank's memory."""
+    _wanted(model, pending).read(pending.index)
+    _are_read(model, pending)
+
+
+def _wanted(model: DistributedModel, pending: Pending) -> Staging:
     pending.compare(model)
     staging = Staging()
     for name, master in (model.masters or {}).items():
@@ -122,7 +153,10 @@ def read_parameters(model: DistributedModel, pending: Pending) -> None:
     if model.masters is None or model.shards is not None:  # else they are rounded afterwards
         for name, param in model._local.items():
             _add(staging, param, pieces(model._model, name), pending.stored_name)
-    staging.read(pending.index, where=pending.where)
+    return staging
+
+
+def _are_read(model: DistributedModel, pending: Pending) -> None:
     if source := weightless.source_of(model.module):
         source.versions.clear()
     model.masters_changed()
@@ -137,6 +171,6 @@ def load_pending_optimizer() -> None:
     if optimizer is None or model is None or not model._local:
         return
     if pending is not None and not pending.optimizer_done:
-        state.together(lambda: optimizer.read_state(pending))
+        read_together(lambda: optimizer.prepare_state(pending))
         pending.optimizer_done = True
     optimizer.load_kept()
