@@ -100,6 +100,7 @@ class DistributedModel(nn.Module):
         self._open = False  # a forward outside of a step has begun
         self._backward_seen = False
         self._passes = 0
+        self._going_backward: set[int] = set()  # microbatches in model.backward
         self._post_partition_hooks: list[Any] = []
         self._post_step_hooks: list[Any] = []
         self._forward_signature = inspect.signature(module.forward)
@@ -174,8 +175,12 @@ class DistributedModel(nn.Module):
         source = weightless.source_of(self.module)
         if source is not None and state.stages == 1:
             weightless.release(source)
+            if state.mesh.tp_size > 1:
+                weightless.guard_forward(self.module)
         elif source is None and state.stages > 1:
             weightless.guard(self.module, weightless.Source(None))
+        elif source is None and state.mesh.tp_size > 1:
+            weightless.guard_forward(self.module)
 
     def _slice_parameters(self) -> None:
         """Parameters get the shapes of this rank's part, and its values where the module has any."""
@@ -281,6 +286,8 @@ class DistributedModel(nn.Module):
             self._begin_alone(len(inputs["input_ids"]))
             microbatch = 0
         entries = self.stage.forward(microbatch, inputs)
+        if state.stages > 1 and "loss" in entries and torch.is_grad_enabled():
+            entries["loss"] = self._watched(entries["loss"], microbatch)
         stage, last, number = self.stage, state.stage == state.stages - 1, state.step_calls
 
         def fetch(compute: Callable[[int], torch.Tensor], what: str) -> torch.Tensor:
@@ -301,6 +308,18 @@ class DistributedModel(nn.Module):
                 fetched["pooler_output"] = functools.partial(fetch, stage.pooled, "pooled states")
         output = ModelOutput(dict(entries), fetched)
         return output.to_tuple() if as_tuple else output
+
+    def _watched(self, loss: torch.Tensor, microbatch: int) -> torch.Tensor:
+        """Its plain backward() is an error, on every stage: it would leave out the other stages."""
+        def refuse(gradient: torch.Tensor) -> None:
+            if microbatch not in self._going_backward:
+                raise Error("invalid_argument", "loss.backward() in a step over several stages: use model.backward(loss), which sends "
+                                                "the gradients on to the other stages", state.rank)
+
+        if not loss.requires_grad:  # stands for the last stage's
+            loss = loss.detach().requires_grad_().clone()
+        loss.register_hook(refuse)
+        return loss
 
     def _inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, torch.Tensor], bool]:
         try:
@@ -363,7 +382,9 @@ class DistributedModel(nn.Module):
             if state.cfg.nan_loss == "stop":
                 raise Error("io", f"{text}; nothing was updated ('nan_loss': \"stop\")", state.rank)
             logger.warning("[%d] %s; the update will be skipped", state.rank, text)
+        self._going_backward.add(microbatch)
         self.stage.backward(microbatch, tensors if last else None, scale)
+        self._going_backward.discard(microbatch)
 
     def _need_one_stage(self, what: str) -> None:
         if state.stages > 1:
@@ -381,6 +402,7 @@ class DistributedModel(nn.Module):
         if self._open:
             self.finish(False)
         self._backward_seen = False
+        self._going_backward.clear()
         if state.step_calls == 0:
             plan = state.together(lambda: activation_checkpointing.decide(self, self._first))
             self.stage.set_activation_checkpointing(plan)

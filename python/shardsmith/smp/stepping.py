@@ -16,8 +16,8 @@ from shardsmith.errors import Error
 from shardsmith.smp import transfer
 from shardsmith.smp.model import DistributedModel, current_microbatch
 from shardsmith.smp.pool import run_microbatches
-from shardsmith.smp.session import is_communication_error, state
-from shardsmith.smp.tree import flatten, unflatten
+from shardsmith.smp.session import is_communication_error, logger, state
+from shardsmith.smp.tree import LEAF, flatten, unflatten
 
 
 class StepOutput:
@@ -77,7 +77,7 @@ def step(function: Callable[..., Any] | None = None, *, non_split_inputs: list[s
 def _model() -> DistributedModel:
     state.require()
     if state.model is None:
-        raise Error("invalid_argument", "smp.step: there is no smp.DistributedModel yet")
+        raise Error("invalid_argument", "smp.step: there is no smp.DistributedModel yet: wrap the model before the first step")
     return state.model
 
 
@@ -121,6 +121,10 @@ def _run(model: DistributedModel, function: Callable[..., Any], bound: inspect.B
         state.fail(error)
         raise
     model.run_post_step_hooks()
+    if spec == LEAF and all(value is None for value in leaves[0]) and not state.said_none:
+        state.said_none = True
+        logger.warning("[%d] smp.step: %s returns None: return the loss from it to have it on every rank (said once)", state.rank,
+                       function.__name__)
     return unflatten(spec, [_merged(values) for values in leaves])
 
 

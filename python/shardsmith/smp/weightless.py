@@ -85,15 +85,25 @@ def _refuse(what: str) -> Callable[..., NoReturn]:
     return refuse
 
 
+def _refuse_to_compute(*args: Any, **kwargs: Any) -> NoReturn:
+    raise Error("unsupported", "this model computes only as smp.DistributedModel(model): call what that returns, in a function decorated "
+                               "with smp.step; by itself it doesn't have all of its weights on this rank")
+
+
+def guard_forward(module: nn.Module) -> list[Any]:
+    """Makes calling the module itself, or one inside of it, an error. Returns the handles that end that."""
+    return [part.register_forward_pre_hook(_refuse_to_compute, prepend=True) for part in module.modules()]
+
+
 def guard(module: nn.Module, source: Source) -> None:
-    """Makes saving and copying an error until `release`."""
+    """Makes computing, saving and copying an error until `release`."""
     marked: list[tuple[Any, str]] = []
 
     def mark(target: Any, name: str, value: Any) -> None:
         target.__dict__[name] = value
         marked.append((target, name))
 
-    handles = []
+    handles = guard_forward(module)
     for part in module.modules():
         handles.append(part.register_state_dict_pre_hook(_refuse("this model has no state_dict yet")))
         mark(part, "__deepcopy__", _refuse("this model can't be copied yet"))
