@@ -186,9 +186,7 @@ def test_when_one_rank_dies_or_stalls_the_other_ends_in_time_and_names_it(tmp_pa
 
 
 NOT_THERE = [
-    "smp.nn.DistributedTransformerLMHead(num_layers=2)", "smp.nn.FusedLayerNorm(8)", "smp.amp.GradScaler()",
-    "smp.optimizers.FusedLAMB([])", "smp.tp_register(object)",
-    "smp.patches.checkpoint.checkpoint(model)", "smp.hvd_average_grads()",
+    "smp.nn.DistributedTransformerLMHead(num_layers=2)", "smp.nn.FusedLayerNorm(8)", "smp.optimizers.FusedLAMB([])", "smp.tp_register(object)",
 ]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from shardsmith.errors import Error
-from shardsmith.smp import model, trainer
+from shardsmith.smp import amp, model, patches, sharded_data_parallel_checkpoint, trainer, utils
 from shardsmith.smp.activation_checkpointing import set_activation_checkpointing
 from shardsmith.smp.background import wait_for_checkpoint
 from shardsmith.smp.creation import delay_param_initialization, model_creation, set_tensor_parallelism, tensor_parallelism
@@ -23,6 +23,7 @@ from shardsmith.smp.state_files import load, save
 from shardsmith.smp.stepping import StepOutput, step
 
 __all__ = [
+    "amp", "hvd_average_grads", "patches", "sharded_data_parallel_checkpoint", "utils",
     "CommGroup", "DistributedModel", "DistributedOptimizer", "Error", "RankType", "StepOutput",
     "delay_param_initialization", "init", "is_initialized", "is_tracing", "load", "model", "model_creation", "num_microbatches",
     "partition", "resume_from_checkpoint", "save", "save_checkpoint", "set_activation_checkpointing", "set_partition", "set_tensor_parallelism", "state", "step",
@@ -35,11 +36,15 @@ __all__ += sorted(name for name, value in _ranks.items()
 if trainer.is_asked_for():
     trainer.install()
 
+def hvd_average_grads(*args: Any, **kwargs: Any) -> Any:
+    """Refused: gradients are averaged at the end of a step with 'ddp', horovod is not supported."""
+    raise Error("unsupported", "smp.hvd_average_grads: horovod is not supported; with 'ddp': True in smp.init gradients are averaged at the "
+                               "end of each step")
+
+
 # Known names that are not there in this version: using one says so, instead of doing nothing.
 _LATER = frozenset({
-    "nn", "amp", "optimizers", "patches", "utils", "sharded_data_parallel_checkpoint", "hvd_average_grads",
-    "tp_register",
-    "tp_register_with_module",
+    "nn", "optimizers", "tp_register", "tp_register_with_module",
 })
 
 

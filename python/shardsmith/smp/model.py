@@ -13,6 +13,7 @@ from torch import nn
 
 from shardsmith.errors import Error
 from shardsmith.smp import activation_checkpointing, creation, model_state, placing, precision, shards, weightless, weights
+from shardsmith.smp.model_queries import ModelQueries, add_depths
 from shardsmith.smp.output import ModelOutput
 from shardsmith.smp.session import logger, state
 from shardsmith.smp.slices import Piece, cut, pieces, torch_word
@@ -37,7 +38,7 @@ class HookHandle:
             self._hooks.remove(self._hook)
 
 
-class DistributedModel(nn.Module):
+class DistributedModel(ModelQueries, nn.Module):
     """One per script. `model(...)` and `model.backward(loss)` belong into a function decorated with smp.step; with one
     stage they and plain `loss.backward()` work outside too. A step's threads call forward and backward, one at a time
     in the schedule's order; all else is for the main thread."""
@@ -73,6 +74,7 @@ class DistributedModel(nn.Module):
 
         super().__init__()
         self.module = module
+        add_depths(module)
         self.training = module.training
         self.backward_passes_per_step = backward_passes_per_step
         self.average_grads_across_microbatches = average_grads_across_microbatches
@@ -100,6 +102,7 @@ class DistributedModel(nn.Module):
         self._open = False  # a forward outside of a step has begun
         self._backward_seen = False
         self._passes = 0
+        self._guard = weightless.Source(None)  # holds what keeps the user's module from computing or being saved by itself
         self._going_backward: set[int] = set()  # microbatches in model.backward
         self._post_partition_hooks: list[Any] = []
         self._post_step_hooks: list[Any] = []
@@ -176,11 +179,11 @@ class DistributedModel(nn.Module):
         if source is not None and state.stages == 1:
             weightless.release(source)
             if state.mesh.tp_size > 1:
-                weightless.guard_forward(self.module)
+                self._guard.released += [handle.remove for handle in weightless.guard_forward(self.module)]
         elif source is None and state.stages > 1:
-            weightless.guard(self.module, weightless.Source(None))
+            weightless.guard(self.module, self._guard)
         elif source is None and state.mesh.tp_size > 1:
-            weightless.guard_forward(self.module)
+            self._guard.released += [handle.remove for handle in weightless.guard_forward(self.module)]
 
     def _slice_parameters(self) -> None:
         """Parameters get the shapes of this rank's part, and its values where the module has any."""
@@ -262,7 +265,8 @@ class DistributedModel(nn.Module):
     @property
     def stage(self) -> Stage:
         if self._stage is None:
-            raise Error("invalid_argument", "the model is not partitioned yet: that happens at the first step")
+            raise Error("invalid_argument", "model.cpu() has brought the model together: it trains no more" if self.partitioned else
+                        "the model is not partitioned yet: that happens at the first step")
         return self._stage
 
     def guarded(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -543,9 +547,25 @@ class DistributedModel(nn.Module):
         return self.to(torch.device("cuda"))
 
     def cpu(self) -> DistributedModel:
-        if state.device.type == "cpu":
-            return self
-        raise Error("unsupported", "model.cpu() is not there in this version")
+        """Brings parameters together over the replica's ranks, which all must call it: get_module() is then whole and on the CPU
+        on each of them, as for saving it. The model trains no more."""
+        self._need_partition("cpu")
+        if state.mesh.mp_size > 1:
+            whole = model_state.complete(self, False, "")
+            for path, param in list(self.module.named_parameters(remove_duplicate=False)):
+                owner, _, name = path.rpartition(".")
+                made = nn.Parameter(whole[path].detach().cpu(), requires_grad=param.requires_grad)
+                self.module.get_submodule(owner)._parameters[name] = made
+            if hasattr(self.module, "tie_weights"):
+                self.module.tie_weights()
+            for source in (self._guard, weightless.source_of(self.module)):
+                if source is not None:
+                    weightless.release(source)
+            self._stage = None
+        elif state.device.type != "cpu":
+            self.module.cpu()
+            self._stage = None
+        return self
 
     def __deepcopy__(self, memo: Any) -> Any:
         raise Error("unsupported", "a DistributedModel can't be copied")

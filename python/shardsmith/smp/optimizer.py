@@ -10,6 +10,7 @@ import torch
 
 from shardsmith.errors import Error
 from shardsmith.smp import adamw, optimizer_checkpoint, optimizer_state, precision, weights
+from shardsmith.smp.optimizer_names import OptimizerNames
 from shardsmith.smp.session import logger, state
 
 
@@ -20,11 +21,12 @@ class _Checked(NamedTuple):
     factor: float = 1.0  # that clipping puts on them
 
 
-class DistributedOptimizer(torch.optim.Optimizer):
+class DistributedOptimizer(OptimizerNames, torch.optim.Optimizer):
     """Wraps `optimizer`, which stays what computes, on float32 masters under bf16 and fp16. The loss-scale arguments matter
     under fp16 only."""
 
     _is_accelerate_prepared = True
+    _step_supports_amp_scaling = False  # a GradScaler unscales gradients, whatever the wrapped optimizer could
     overflow = False  # whether the last step was skipped, on all ranks alike
 
     def __init__(self, optimizer: torch.optim.Optimizer, static_loss_scale: float | None = 1.0,

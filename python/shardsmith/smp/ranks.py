@@ -24,102 +24,127 @@ MP_RANK = RankType.MP_RANK
 
 
 def rank() -> int:
+    """This process's number among all, from 0."""
     return state.require().rank
 
 
 def size() -> int:
+    """How many processes there are."""
     return state.require().size
 
 
 def local_rank() -> int:
+    """This process's number on its host, from 0."""
     return state.require().local_rank
 
 
 def local_size() -> int:
+    """How many processes this host has."""
     return state.require().local_size
 
 
 def pp_rank() -> int:
+    """The pipeline stage, from 0."""
     return state.group_rank("pp")
 
 
 def tp_rank() -> int:
+    """The number in the tensor-parallel group."""
     return state.group_rank("tp")
 
 
 def rdp_rank() -> int:
+    """The number among the ranks that hold the same slice (reduced data parallelism)."""
     return state.group_rank("rdp")
 
 
 def dp_rank() -> int:
+    """The number among all ranks of one stage: reduced data parallelism and tensor parallelism together."""
     return state.group_rank("dp")
 
 
 def mp_rank() -> int:
+    """The number in this replica of the model: stages and tensor-parallel ranks."""
     return state.group_rank("mp")
 
 
 def pp_size() -> int:
+    """Of this replica's stages."""
     return len(state.group_members("pp"))
 
 
 def tp_size() -> int:
+    """Of the tensor-parallel group."""
     return len(state.group_members("tp"))
 
 
 def rdp_size() -> int:
+    """Of the ranks that hold the same slice."""
     return len(state.group_members("rdp"))
 
 
 def dp_size() -> int:
+    """Of the ranks of this stage."""
     return len(state.group_members("dp"))
 
 
 def mp_size() -> int:
+    """Of this replica of the model."""
     return len(state.group_members("mp"))
 
 
 def get_pp_group() -> list[int]:
+    """Global ranks of this replica's stages, in its order."""
     return list(state.group_members("pp"))
 
 
 def get_tp_group() -> list[int]:
+    """Global ranks of the tensor-parallel group, in its order."""
     return list(state.group_members("tp"))
 
 
 def get_rdp_group() -> list[int]:
+    """Global ranks of the ranks that hold the same slice, in its order."""
     return list(state.group_members("rdp"))
 
 
 def get_dp_group() -> list[int]:
+    """Global ranks of the ranks of this stage, in its order."""
     return list(state.group_members("dp"))
 
 
 def get_mp_group() -> list[int]:
+    """Global ranks of this replica of the model, in its order."""
     return list(state.group_members("mp"))
 
 
 def get_world_process_group() -> dist.ProcessGroup | None:
+    """Of all ranks: torch.distributed's default group."""
     return state.process_group("world")
 
 
 def get_pp_process_group() -> dist.ProcessGroup | None:
+    """Of this replica's stages, for torch.distributed."""
     return state.process_group("pp")
 
 
 def get_tp_process_group() -> dist.ProcessGroup | None:
+    """Of the tensor-parallel group, for torch.distributed."""
     return state.process_group("tp")
 
 
 def get_rdp_process_group() -> dist.ProcessGroup | None:
+    """Of the ranks that hold the same slice, for torch.distributed."""
     return state.process_group("rdp")
 
 
 def get_dp_process_group() -> dist.ProcessGroup | None:
+    """Of the ranks of this stage, for torch.distributed."""
     return state.process_group("dp")
 
 
 def get_mp_process_group() -> dist.ProcessGroup | None:
+    """Of this replica of the model, for torch.distributed."""
     return state.process_group("mp")
 
 
@@ -174,8 +199,10 @@ def barrier(group: CommGroup = CommGroup.WORLD) -> None:
 
 
 def dp_barrier() -> None:
+    """Of the ranks of this stage."""
     barrier(CommGroup.DP_GROUP)
 
 
 def mp_barrier() -> None:
+    """Of this replica of the model."""
     barrier(CommGroup.MP_GROUP)

@@ -265,7 +265,11 @@ def _check_torch() -> None:
 
 
 def init(config: Mapping[str, Any] | None = None) -> None:
-    """The first call of a script. A second call is ignored with a warning."""
+    """The first call of a script, on every rank with the same configuration; a second call is ignored with a warning. Makes
+    torch.distributed's default process group where there is none, by what torchrun or mpiexec put into the environment.
+
+    `config`: keys and values, over which the JSON in SM_HP_MP_PARAMETERS wins. An unknown key, a wrong value, and degrees that
+    do not fit the number of ranks are errors that name what would do."""
     if state.initialized:
         logger.warning("smp.init: called again, ignored: the first call's configuration holds")
         return
@@ -356,6 +360,7 @@ def _make_groups() -> None:
 
 
 def is_initialized() -> bool:
+    """Whether smp.init has been called."""
     return state.initialized
 
 
@@ -365,4 +370,5 @@ def is_tracing() -> bool:
 
 
 def num_microbatches() -> int:
+    """Into how many a step's batch is split."""
     return state.require().cfg.microbatches

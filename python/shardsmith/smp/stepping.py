@@ -27,9 +27,11 @@ class StepOutput:
         self.outputs = list(outputs)
 
     def reduce_mean(self) -> torch.Tensor:
+        """Over microbatches."""
         return self.stack().mean(0)
 
     def reduce_sum(self) -> torch.Tensor:
+        """Over microbatches."""
         return self.stack().sum(0)
 
     def concat(self) -> torch.Tensor:
@@ -37,9 +39,11 @@ class StepOutput:
         return self.stack() if self.outputs[0].dim() == 0 else torch.cat(self.outputs)
 
     def stack(self) -> torch.Tensor:
+        """[microbatches, ...]."""
         return torch.stack(self.outputs)
 
     def detach(self) -> StepOutput:
+        """The same without gradients."""
         return StepOutput([output.detach() for output in self.outputs])
 
     def __repr__(self) -> str:

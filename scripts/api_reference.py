@@ -1,0 +1,90 @@
+"""Writes docs/api.md from the signatures and docstrings of the smp interface; --check says whether it is current."""
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "api.md"
+sys.path.insert(0, str(ROOT / "python"))
+
+GROUPS = [kind for kind in ("pp", "tp", "rdp", "dp", "mp")]
+SECTIONS: list[tuple[str, list[str]]] = [
+    ("Start", ["init", "is_initialized", "is_tracing", "num_microbatches"]),
+    ("Ranks and groups", ["rank", "size", "local_rank", "local_size", *(f"{k}_rank" for k in GROUPS), *(f"{k}_size" for k in GROUPS),
+                          *(f"get_{k}_group" for k in GROUPS), *(f"get_{k}_process_group" for k in GROUPS), "get_world_process_group"]),
+    ("Communication", ["broadcast", "send", "recv_from", "allgather", "barrier", "dp_barrier", "mp_barrier"]),
+    ("Building a model", ["model_creation", "tensor_parallelism", "set_tensor_parallelism", "delay_param_initialization", "partition",
+                          "set_partition", "set_activation_checkpointing", "patches.checkpoint.checkpoint",
+                          "patches.checkpoint.checkpoint_sequential"]),
+    ("DistributedModel", ["DistributedModel"]),
+    ("Step", ["step", "StepOutput"]),
+    ("DistributedOptimizer", ["DistributedOptimizer", "amp.GradScaler"]),
+    ("Checkpoints", ["save_checkpoint", "wait_for_checkpoint", "resume_from_checkpoint", "save", "load",
+                     "sharded_data_parallel_checkpoint.get_full_state_dict_from_sharded_data_parallel_checkpoint",
+                     "sharded_data_parallel_checkpoint.get_param_shapes", "sharded_data_parallel_checkpoint.get_buffer_names"]),
+    ("Helpers", ["utils.get_distribution_axis", "utils.rmsg", "hvd_average_grads"]),
+]
+# What stands in the interface though its name begins with an underscore, or is for inside though it does not.
+INSIDE = {"DistributedModel": {"begin", "finish", "before_update", "guarded", "masters_changed", "run_post_step_hooks", "optimized_pieces",
+                               "rows", "dtypes", "partition", "forward"},
+          "DistributedOptimizer": {"adopt_optimized", "drop_foreign_parameters", "given_names", "load_kept", "read_options", "read_state",
+                                   "saved_tree", "saved_masters"}}
+
+
+def signature(value: Any) -> str:
+    text = str(inspect.signature(value))
+    text = re.sub(r"typing\.|collections\.abc\.|shardsmith\.smp\.\w+\.", "", text).replace("'", "")
+    return re.sub(r"\(self(, )?", "(", text, count=1)
+
+
+def entry(name: str, value: Any, level: str) -> list[str]:
+    doc = inspect.cleandoc(value.__doc__) if value.__doc__ else ""
+    return [f"{level} `{name}{signature(value)}`", "", *([doc, ""] if doc else [])]
+
+
+def members(name: str, cls: type) -> list[str]:
+    lines: list[str] = []
+    found: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        if base.__module__.startswith("shardsmith."):
+            found.update(vars(base))
+    for member, value in sorted(found.items()):
+        if not member.startswith("_") and inspect.isfunction(value) and member not in INSIDE.get(name, ()):
+            lines += entry(f"{name}.{member}", value, "####")
+    return lines
+
+
+def page() -> str:
+    from shardsmith import smp
+
+    lines = ["# API reference", "", "Of `smdistributed.modelparallel.torch`, which is `shardsmith.smp`: made from its docstrings by "
+             "`scripts/api_reference.py`.", ""]
+    for title, names in SECTIONS:
+        lines += [f"## {title}", ""]
+        for name in names:
+            value: Any = smp
+            for part in name.split("."):
+                value = getattr(value, part)
+            lines += entry(name, value, "###")
+            if inspect.isclass(value):
+                lines += members(name, value)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def main() -> int:
+    text = page()
+    if "--check" in sys.argv[1:]:
+        if PAGE.exists() and PAGE.read_text(encoding="utf-8") == text:
+            return 0
+        print(f"{PAGE} is not current: run scripts/api_reference.py", file=sys.stderr)
+        return 1
+    PAGE.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
