@@ -11,6 +11,7 @@ writes first. The batches are made of a text file, or of random tokens where non
 import argparse
 import os
 
+import numpy
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -160,6 +161,7 @@ def main():
                 smp.set_activation_checkpointing(getattr(layers, name), strategy=args.activation_strategy)
                 break
 
+    num_params = sum(numpy.prod(p.size()) for p in model.get_module().parameters())
     no_decay = ("bias", "norm.weight", "layernorm.weight", "ln_1.weight", "ln_2.weight", "ln_f.weight")
     parameters = list(model.get_module().named_parameters())
     groups = [
@@ -221,6 +223,7 @@ def main():
                     "cli_args": args.__dict__,
                     "total_steps": total_steps,
                     "lr_scheduler": scheduler.state_dict(),
+                    "num_params": num_params,
                     "model_config": model_config,
                 },
                 num_kept_partial_checkpoints=args.num_kept_checkpoints,
