@@ -97,6 +97,7 @@ def test_it_is_killed_resumes_and_computes_what_plain_pytorch_does(tmp_path, sty
     assert [second[step] for step in sorted(second)] == pytest.approx([expected[step] for step in sorted(second)], rel=1e-4)
 
 
+@pytest.mark.long
 def test_the_engine_alone_gives_the_losses_that_scripts_are_compared_with(tmp_path):
     model, text = make_model("gpt2", tmp_path / "model", weights=True), make_text(tmp_path / "text")
     program = [sys.executable, str(Path(__file__).with_name("plain_training.py")), str(model), str(text), "1", str(STEPS)]

@@ -45,7 +45,7 @@ class DistributedModel(ModelQueries, nn.Module):
 
     def __new__(cls, module: nn.Module, *args: Any, **kwargs: Any) -> DistributedModel:
         known = state.model
-        if known is not None and known.module is getattr(module, "module", module):
+        if known is not None and (module is known or module is known.module):
             return known  # the Trainer wraps again at every evaluation
         return super().__new__(cls)
 
