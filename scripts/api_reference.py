@@ -28,11 +28,18 @@ SECTIONS: list[tuple[str, list[str]]] = [
                      "sharded_data_parallel_checkpoint.get_param_shapes", "sharded_data_parallel_checkpoint.get_buffer_names"]),
     ("Helpers", ["utils.get_distribution_axis", "utils.rmsg", "hvd_average_grads"]),
 ]
-# What stands in the interface though its name begins with an underscore, or is for inside though it does not.
-INSIDE = {"DistributedModel": {"begin", "finish", "before_update", "guarded", "masters_changed", "run_post_step_hooks", "optimized_pieces",
-                               "rows", "dtypes", "partition", "forward"},
-          "DistributedOptimizer": {"adopt_optimized", "drop_foreign_parameters", "given_names", "load_kept", "read_options", "read_state",
-                                   "saved_tree", "saved_masters"}}
+# Of the classes: what is for scripts.
+MEMBERS = {
+    "DistributedModel": [
+        "backward", "get_module", "train", "eval", "to", "cuda", "cpu", "join", "named_parameters", "named_buffers", "local_parameters",
+        "local_named_parameters", "local_buffers", "local_named_buffers", "local_modules", "local_named_modules", "distributed_modules",
+        "is_distributed_parameter", "is_distributed_buffer", "is_scaled_batch_parameter", "is_scaled_batch_buffer",
+        "default_reducer_named_parameters", "scaled_batch_reducer_named_parameters", "virtual_named_parameters",
+        "register_post_partition_hook", "register_post_step_hook", "register_comm_hook", "state_dict", "local_state_dict", "load_state_dict"],
+    "StepOutput": ["reduce_mean", "reduce_sum", "concat", "stack", "detach"],
+    "DistributedOptimizer": ["step", "zero_grad", "add_param_group", "clip_master_grads", "state_dict", "local_state_dict", "load_state_dict",
+                             "orig_state_dict", "param_name_to_index"],
+}
 
 
 def signature(value: Any) -> str:
@@ -44,18 +51,6 @@ def signature(value: Any) -> str:
 def entry(name: str, value: Any, level: str) -> list[str]:
     doc = inspect.cleandoc(value.__doc__) if value.__doc__ else ""
     return [f"{level} `{name}{signature(value)}`", "", *([doc, ""] if doc else [])]
-
-
-def members(name: str, cls: type) -> list[str]:
-    lines: list[str] = []
-    found: dict[str, Any] = {}
-    for base in reversed(cls.__mro__):
-        if base.__module__.startswith("shardsmith."):
-            found.update(vars(base))
-    for member, value in sorted(found.items()):
-        if not member.startswith("_") and inspect.isfunction(value) and member not in INSIDE.get(name, ()):
-            lines += entry(f"{name}.{member}", value, "####")
-    return lines
 
 
 def page() -> str:
@@ -70,8 +65,8 @@ def page() -> str:
             for part in name.split("."):
                 value = getattr(value, part)
             lines += entry(name, value, "###")
-            if inspect.isclass(value):
-                lines += members(name, value)
+            for member in MEMBERS.get(name, []):
+                lines += entry(f"{name}.{member}", getattr(value, member), "####")
     return "\n".join(lines).rstrip() + "\n"
 
 
