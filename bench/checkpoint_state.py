@@ -139,7 +139,7 @@ class StateBench:
         one = ranks.seconds(do="train", count=2) / 2
         ranks.ask(do="save", path=str(self.path), tag="0", blocking=False)
         ranks.ask(do="wait")
-        common.fresh(self.path)
+        common.fresh(self.path / "0_partial")
         blocking, stops, copies, added = [], [], [], []
         for _ in range(self.pairs):
             ranks.ask(do="copy", threads=2 // count)
@@ -147,7 +147,7 @@ class StateBench:
             ranks.ask(do="forget_copies")
             common.drop_caches()
             blocking.append(ranks.seconds(do="save", path=str(self.path), tag="1"))
-            common.fresh(self.path)
+            common.fresh(self.path / "1_partial")
             steps = max(3, int(1.5 * blocking[-1] / one) + 2)  # longer than the write
             alone = ranks.seconds(do="train", count=steps)
             stops.append(ranks.seconds(do="save", path=str(self.path), tag="2", blocking=False))
@@ -155,8 +155,9 @@ class StateBench:
             late = ranks.seconds(do="wait")
             if late > 0.1:
                 print(f"the write went on for {late:.2f} s after {steps} steps", file=sys.stderr)
-            common.fresh(self.path)
+            common.fresh(self.path / "2_partial")
         ranks.close()
+        common.fresh(self.path)
         self.report(f"background save, {count} rank(s): the stop, beside a warm copy", stops, copies, 1 / 1.3)
         name = f"background save, {count} rank(s): seconds added to steps"
         self.report(name, added, blocking, 4.0, note=f"of a blocking save {statistics.median(added) / statistics.median(blocking):.2f}"
