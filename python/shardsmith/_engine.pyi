@@ -53,6 +53,7 @@ class Stage:
         shard_optimizer_state: bool = False,
     ) -> None: ...
 
+    def set_seed(self, seed: int) -> None: ...  # of dropout masks, between steps
     # Main thread, before the microbatches' threads. `first_sample` is the global number of the first sample of this
     # replica's batch (for dropout masks), `rank_samples` how many each tensor-parallel rank brings where they bring their
     # own. training: order 1F1B; otherwise all forwards.

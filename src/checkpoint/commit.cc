@@ -269,14 +269,17 @@ std::vector<std::string> prune(Storage& storage, const std::string& path, int ke
   std::vector<std::string> names;
   if (keep < 0) return names;
   const std::vector<Found> all = scan(storage, path);  // newest first
-  const bool partial = std::any_of(all.begin(), all.end(), [&](const Found& found) {
-    return found.kind == CheckpointKind::kPartial && found.name == just_saved;
-  });
-  int kept = partial ? 1 : 0;  // just_saved, whatever its step
-  // A full checkpoint is no state of training to go on from: one that is stays.
-  if (!partial) keep = std::max(keep, 1);
+  const auto saved = std::find_if(all.begin(), all.end(), [&](const Found& found) { return found.name == just_saved; });
+  std::string stays = just_saved;  // whatever its step
+  if (saved != all.end() && saved->kind == CheckpointKind::kFull) {
+    // A full checkpoint is no state of training to go on from: the one that a resume would take stays.
+    const auto found = find_checkpoint(storage, path, "", nullptr);
+    stays = found ? found->name : "";
+    keep = std::max(keep, 1);
+  }
+  int kept = stays.empty() ? 0 : 1;
   for (const Found& found : all) {
-    if (found.kind != CheckpointKind::kPartial || !found.complete || found.name == just_saved ||
+    if (found.kind != CheckpointKind::kPartial || !found.complete || found.name == stays ||
         found.folder != join(path, found.name))
       continue;
     if (kept < keep) {

@@ -100,7 +100,8 @@ void recover(Storage& storage, const std::string& path);
 void remove_checkpoints(Storage& storage, const std::string& path, const std::vector<std::string>& names);
 
 // Removes complete partial checkpoints beyond the newest `keep`, never `just_saved`, never a folder without our
-// manifest. Where `just_saved` is a full one, the newest partial one stays in any case. Returns the names removed.
+// manifest. Where `just_saved` is a full one (`newest` names it already), the partial one that a resume would take
+// stays in any case. Returns the names removed.
 std::vector<std::string> prune(Storage& storage, const std::string& path, int keep, const std::string& just_saved);
 
 }  // namespace shardsmith

@@ -32,9 +32,13 @@ struct Found {
 // path isn't there. Complete: the manifest is there and each named file has its size and its extra record's digest.
 std::vector<Found> scan(Storage& storage, const std::string& path);
 
+// Of what scan() gives, to the end: checkpoints beyond the step of the one that was saved last. They are of a run that
+// was abandoned, as the last one came from one before them.
+void put_abandoned_last(std::vector<Found>& found, int64_t last_step);
+
 // What to resume from, of one kind: the tag (or name) if given, else the one `newest` names if it is of the kind and
-// complete, else the newest complete one of the kind. nullopt where there is none. What was passed over, and why, is
-// added to `passed_over`.
+// complete, else the newest complete one of the kind, where `newest` names one of the other kind before those beyond
+// its step. nullopt where there is none. What was passed over, and why, is added to `passed_over`.
 std::optional<Found> find_checkpoint(Storage& storage, const std::string& path, const std::string& tag,
                                      std::vector<std::string>* passed_over,
                                      CheckpointKind kind = CheckpointKind::kPartial);

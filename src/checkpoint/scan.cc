@@ -138,6 +138,11 @@ std::vector<Found> scan(Storage& storage, const std::string& path) {
   return all;
 }
 
+void put_abandoned_last(std::vector<Found>& found, int64_t last_step) {
+  std::stable_partition(found.begin(), found.end(),
+                        [&](const Found& f) { return !f.manifest || f.manifest->step <= last_step; });
+}
+
 std::optional<Found> find_checkpoint(Storage& storage, const std::string& path, const std::string& tag,
                                      std::vector<std::string>* passed_over, CheckpointKind kind) {
   const auto pass_over = [&](const std::string& text) {
@@ -147,6 +152,8 @@ std::optional<Found> find_checkpoint(Storage& storage, const std::string& path, 
   const std::string newest = read_newest(storage, path);
   const bool newest_is_here =
       std::any_of(all.begin(), all.end(), [&](const Found& f) { return f.name == newest || f.newest; });
+  const auto last = std::find_if(all.begin(), all.end(), [](const Found& f) { return f.newest; });
+  if (last != all.end() && last->complete) put_abandoned_last(all, last->manifest->step);
   std::erase_if(all, [&](const Found& found) { return found.kind != kind; });
   const auto named = [&](const std::string& name) -> Found* {
     std::vector<std::string> candidates{name};

@@ -51,6 +51,8 @@ class Stage {
   void set_activation_checkpointing(const std::vector<ActivationCheckpoint>& layers) {
     compute_.set_activation_checkpointing(layers);
   }
+  // Of dropout masks from the next step on: a checkpoint's, so that they go on as they would have. Every rank the same.
+  void set_seed(uint64_t seed) { options_.seed = seed; }
 
   struct Step {
     uint64_t number = 0;

@@ -31,17 +31,6 @@ struct Layout {
   }
 };
 
-struct Worlds {
-  std::vector<ThreadWorld> worlds;
-  std::map<std::vector<int>, size_t> known;
-  Group group(const std::vector<int>& members, int rank, const char* name) {
-    const auto [found, fresh] = known.emplace(members, worlds.size());
-    if (fresh) worlds.push_back(make_thread_world(static_cast<int>(members.size())));
-    const auto place = std::find(members.begin(), members.end(), rank) - members.begin();
-    return Group(worlds[found->second].groups[static_cast<size_t>(place)], name, milliseconds(20000));
-  }
-};
-
 // One training step of `microbatches` microbatches per feeding rank; feeder f gets the f-th part of all samples.
 Outcome step_with(const char* config, Layout layout, int microbatches, bool dropout, at::ScalarType dtype,
                   int steps = 1, bool accumulate = false) {

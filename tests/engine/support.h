@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <exception>
 #include <functional>
@@ -12,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "comm/group.h"
 #include "comm/thread_world.h"
 #include "family/family.h"
 #include "family/local_model.h"
@@ -139,6 +141,18 @@ struct Outcome {
   std::vector<double> losses;  // by microbatch, of replica 0's last stage
   Tensors gradients;           // by Hugging Face name, of replica 0
   double norm = 0;
+};
+
+// Groups of ranks as threads, one world for each set of members.
+struct Worlds {
+  std::vector<ThreadWorld> worlds;
+  std::map<std::vector<int>, size_t> known;
+  Group group(const std::vector<int>& members, int rank, const char* name) {
+    const auto [found, fresh] = known.emplace(members, worlds.size());
+    if (fresh) worlds.push_back(make_thread_world(static_cast<int>(members.size())));
+    const auto place = std::find(members.begin(), members.end(), rank) - members.begin();
+    return Group(worlds[found->second].groups[static_cast<size_t>(place)], name, std::chrono::milliseconds(20000));
+  }
 };
 
 inline double seconds_since(std::chrono::steady_clock::time_point begin) {

@@ -1,5 +1,6 @@
 """Text to sequences, and their order."""
 import json
+import random
 
 import numpy
 import pytest
@@ -92,6 +93,22 @@ def test_each_epoch_takes_each_sample_once_in_its_own_order():
     assert sorted(first) == sorted(second) == list(range(7)) and first != second
     assert data.Order(7, seed=3).take(5, 4) == (first + second)[5:9]
     assert data.Order(7, seed=4).take(0, 7) != first
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_layouts_that_follow_each_other_take_each_sample_once_an_epoch(seed):
+    """Whatever number of replicas goes on, in whatever batches: their samples follow on each other in the one order."""
+    choose = random.Random(seed)
+    order, consumed, taken = data.Order(choose.randint(5, 60), seed), 0, []
+    while consumed < 4 * order.count:
+        replicas, accumulation, batch = (choose.choice((1, 2, 3, 4)) for _ in range(3))
+        for _ in range(choose.randint(1, 4)):  # updates before the next layout
+            for part in range(accumulation):
+                for replica in range(replicas):
+                    taken += order.take(data.batch_positions(consumed, part, replica, replicas, batch), batch)
+            consumed += replicas * accumulation * batch
+    for epoch in range(4):
+        assert sorted(taken[epoch * order.count:(epoch + 1) * order.count]) == list(range(order.count))
 
 
 @pytest.mark.parametrize("replicas, accumulation, batch", [(1, 4, 2), (2, 2, 2), (4, 1, 2), (2, 4, 1)])

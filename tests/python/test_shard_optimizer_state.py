@@ -100,10 +100,7 @@ results["digest"] = digest(model._local)
 """
 
 SHARDED = "shard_optimizer_state=True"
-LAYOUTS = {
-    "one": (1, ""), "two replicas, sharded": (2, SHARDED), "three, sharded": (3, SHARDED), "two stages": (2, "pp=2"),
-    "two stages, sharded": (4, f"pp=2, {SHARDED}"), "two slices, sharded": (4, f"tensor_parallel_degree=2, {SHARDED}"),
-}
+LAYOUTS = {"two replicas, sharded": (2, SHARDED), "three, sharded": (3, SHARDED), "two stages, sharded": (4, f"pp=2, {SHARDED}")}
 
 
 def require_same(a, b):
@@ -113,12 +110,10 @@ def require_same(a, b):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("before, after", [
-    ("two replicas, sharded", "two replicas, sharded"), ("two replicas, sharded", "one"), ("one", "three, sharded"),
-    ("three, sharded", "two stages, sharded"), ("two stages, sharded", "two slices, sharded"),
-    ("two slices, sharded", "two stages")])
-@pytest.mark.parametrize("family, precision", [("gpt2", ""), ("llama", "bf16=True, ")])
-def test_a_checkpoint_goes_on_in_any_layout(models, tmp_path, before, after, family, precision):
+# Those of 1, 2 and 4 ranks are in test_round_trips.py; three replicas are no divisor of much.
+@pytest.mark.parametrize("before, after", [("two replicas, sharded", "three, sharded"), ("three, sharded", "two stages, sharded")])
+@pytest.mark.parametrize("family, precision", [("gpt2", ""), pytest.param("llama", "bf16=True, ", marks=pytest.mark.long)])
+def test_a_checkpoint_goes_on_with_three_replicas(models, tmp_path, before, after, family, precision):
     first, second = tmp_path / "first", tmp_path / "second"
     ranks, config = LAYOUTS[before]
     values = dict(family=family, path=str(first))
@@ -138,19 +133,6 @@ def test_a_checkpoint_goes_on_in_any_layout(models, tmp_path, before, after, fam
     require_same(first / "t_partial", second / "t_partial")
     inspected = subprocess.run([PROGRAM, "inspect", first / "t_partial", "--json"], capture_output=True, text=True)
     assert "optimizer/state" in inspected.stdout and json.loads(inspected.stdout)
-
-
-def test_three_steps_saved_and_three_more_are_six(models, tmp_path):
-    values = dict(family="llama", path=str(tmp_path / "c"))
-    config = f"pp=2, microbatches=4, bf16=True, {SHARDED}"
-    whole = run(SAVED.format(config=config, resume=False, steps="range(6)", target=str(tmp_path / "w"), **values), 4, models,
-                tmp_path / "whole")
-    run(SAVED.format(config=config, resume=False, steps="range(3)", target=str(tmp_path / "c"), **values), 4, models,
-        tmp_path / "a")
-    again = run(SAVED.format(config=config, resume=True, steps="range(3, 6)", target=str(tmp_path / "d"), **values), 4,
-                models, tmp_path / "b")
-    for a, b in zip(whole, again):
-        assert a["losses"][3:] == b["losses"] and a["digest"] == b["digest"]
 
 
 def test_the_verb_reshards_it(models, tmp_path):

@@ -85,33 +85,6 @@ results["held"] = sum(p.numel() for p in model.local_parameters())
     assert len({rank["held"] for rank in found}) <= 2 * pp
 
 
-@pytest.mark.parametrize("first, second", [
-    ((1, 2), (2, 1)), ((2, 1), (1, 2)), pytest.param((1, 2), (1, 4), marks=LONG),
-    pytest.param((2, 2), (1, 1), marks=LONG)])
-def test_a_checkpoint_goes_on_in_any_layout(models, plain_losses, tmp_path, first, second):
-    def program(layout, body):
-        pp, tp = layout
-        return _TRAIN + f"""
-start({pp}, 2, tensor_parallel_degree={tp}, prescaled_batch=True, ddp=True)
-model = load_split("llama") if {tp} > 1 else load("llama")
-optimizer = adamw(model)
-""" + body
-
-    run(program(first, f"""
-train(model, optimizer, 0, 3)
-smp.save_checkpoint({str(tmp_path)!r}, "three", model=model, optimizer=optimizer, user_content={{"step": 3}})
-"""), first[0] * first[1], models, tmp_path / "first")
-    assert {path.name for path in (tmp_path / "three_partial").glob("model_*.pt")} == {
-        f"model_{pp}_{tp}.pt" for pp in range(first[0]) for tp in range(first[1])}
-    found = run(program(second, f"""
-results["content"] = smp.resume_from_checkpoint({str(tmp_path)!r}, tag="three")
-results["losses"] = train(model, optimizer, 3, 3)
-"""), second[0] * second[1], models, tmp_path / "second")
-    for rank in found:
-        assert rank["content"] == {"step": 3}
-        assert rank["losses"] == pytest.approx(plain_losses("llama")[3:], rel=2e-4)
-
-
 def test_a_module_with_weights_of_its_own_is_cut(models, tmp_path):
     """Logits over the whole vocabulary, on every rank, from weights that were there before DistributedModel."""
     found = run(_TRAIN + """

@@ -63,12 +63,13 @@ void bind_checkpoint(py::module_& m) {
   });
   m.def(
       "find_checkpoint",
-      [](const std::string& path, const std::string& tag) {
+      [](const std::string& path, const std::string& tag, bool full) {
         std::vector<std::string> passed_over;
-        const std::optional<Found> found = find_checkpoint(local_storage(), path, tag, &passed_over);
+        const CheckpointKind kind = full ? CheckpointKind::kFull : CheckpointKind::kPartial;
+        const std::optional<Found> found = find_checkpoint(local_storage(), path, tag, &passed_over, kind);
         return py::make_tuple(found ? py::object(found_to_python(*found)) : py::object(py::none()), passed_over);
       },
-      py::arg("path"), py::arg("tag") = "");
+      py::arg("path"), py::arg("tag") = "", py::arg("full") = false);
   m.def(
       "verify_partial",
       [](const std::string& folder) {

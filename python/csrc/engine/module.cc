@@ -151,6 +151,7 @@ void bind_stage(py::module_& m) {
             self.set_activation_checkpointing(checkpoints);
           },
           py::arg("layers"))
+      .def("set_seed", &Stage::set_seed, py::arg("seed"))
       .def(
           "begin_step",
           [](Stage& self, uint64_t step, int microbatches, bool training, bool dropout, uint64_t first_sample,

@@ -152,17 +152,12 @@ def _newest_partial(path: str) -> dict[str, Any]:
 def _newest_full(path: str) -> dict[str, Any]:
     from shardsmith import _core
 
-    passed_over: list[str] = []
     newest = _newest_name(path)
-    if newest and not os.path.exists(os.path.join(path, newest)):
-        passed_over.append(f"newest names {newest}, which is not there")
-    full = _core.scan_full(path)
-    if newest and os.path.isfile(os.path.join(path, newest)) and newest not in (entry["name"] for entry in full):
+    if newest and os.path.isfile(os.path.join(path, newest)) and newest not in (
+            entry["name"] for entry in _core.scan_full(path)):
         return _other(os.path.join(path, newest))  # another tool's file, that someone has pointed at
-    full.sort(key=lambda entry: entry["name"] != newest)  # the others stay newest first
-    for entry in full:
-        if entry["complete"]:
-            return _other(entry["folder"], passed_over)
-        passed_over.append(f"{entry['name']}: {entry['why_not']}")
+    found, passed_over = _core.find_checkpoint(path, full=True)
+    if found is not None:
+        return _other(found["folder"], passed_over)
     return _itself_or_error(path, "complete full checkpoint", passed_over, lambda: [
         f"the partial one {entry['name']}, for partial=True" for entry in _core.scan(path) if entry["complete"]])

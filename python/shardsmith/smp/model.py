@@ -141,7 +141,9 @@ class DistributedModel(ModelQueries, nn.Module):
         if self.partitioned:
             return
         # Rank 0's seed is everybody's, so that initial weights don't depend on the layout.
-        self._seed = int(state.exchange(str(torch.initial_seed()).encode())[0])
+        self.seed = int(state.exchange(str(torch.initial_seed()).encode())[0]) & (2**63 - 1)
+        if state.pending is not None and state.pending.seed is not None:
+            self.seed = state.pending.seed
         self._first = placing.decide(self)
         begin = time.monotonic()
         state.together(self._partition)
@@ -196,6 +198,12 @@ class DistributedModel(ModelQueries, nn.Module):
             if not weightless_yet:
                 cut(self._whole, self._model, name, param.detach(), own)
             param.data = own
+
+    def set_seed(self, seed: int) -> None:
+        """That of a run which goes on here: its dropout masks go on too, in whatever layout."""
+        self.seed = seed
+        if self._stage is not None:
+            self._stage.set_seed(seed)
 
     def _make_what_is_optimized(self) -> None:
         """Masters, shards, or the masters of shards. The weights are the same on all replicas by now."""
@@ -256,7 +264,7 @@ class DistributedModel(ModelQueries, nn.Module):
             self._config_text, self._first, state.stage, dict(self._local), state.groups["engine_pp"],
             state.groups["engine_rdp"], state.groups["engine_tp"], split_sequence=state.cfg.optimize == "memory",
             prescaled_batch=state.cfg.prescaled_batch, peer_timeout=state.limits.communication,
-            seed=self._seed & (2**63 - 1), bucket_cap_mb=self._bucket_cap_mb,
+            seed=self.seed, bucket_cap_mb=self._bucket_cap_mb,
             pipeline=state.cfg.pipeline, active_microbatches=state.cfg.active_microbatches,
             shard_optimizer_state=state.cfg.shard_optimizer_state)
         if self._needs_sync and state.size > 1:

@@ -51,6 +51,8 @@ def resume_from_checkpoint(path: Any, tag: Any = None, partial: bool = True, str
             state.together(lambda: pending.compare(state.model))
             if state.model.partitioned:
                 weights.read_parameters(state.model, pending)
+                if pending.seed is not None:
+                    state.model.set_seed(pending.seed)
     except Error:
         state.pending = state.pending_optimizer = None
         raise
@@ -99,13 +101,13 @@ def _open_partial(found: dict[str, Any], strict: bool, load_optimizer: bool) -> 
     pending.report.step = state.optimizer_steps = int(manifest["step"])
     names = set(os.listdir(folder))
     own = f"rng_{state.rank}.pt"
+    counted = read_values(os.path.join(folder, "rng_0.pt")) if "rng_0.pt" in names else {}
+    state.step_calls = int(counted.get("step_calls", state.step_calls))
+    if (seed := counted.get("seed")) is not None:
+        pending.seed = int(seed)
     if same_layout and own in names:
-        values = read_values(os.path.join(folder, own))
-        rng.restore(values)
-        state.step_calls = int(values["step_calls"])
+        rng.restore(counted if state.rank == 0 else read_values(os.path.join(folder, own)))
     else:
-        if "rng_0.pt" in names:
-            state.step_calls = int(read_values(os.path.join(folder, "rng_0.pt"))["step_calls"])
         rng.reseed((state.optimizer_steps << 20) + state.rank)
         pending.report.reseeded = True
         if state.rank == 0:

@@ -127,6 +127,8 @@ def _partial_request(path: str, tag: str, model: DistributedModel | None, optimi
                 files.append((f"fp16_states_{place}.pt", masters))
             shared |= set() if is_sharded else {name for name, _ in files}
         values = {"rank": state.rank, "step_calls": state.step_calls, **rng.saved(keep)}
+        if state.model is not None and state.model.partitioned:
+            values["seed"] = state.model.seed
         files.append((f"rng_{state.rank}.pt", values))
         if state.rank == 0 and user_content is not None:
             files.append(("user_content.pt", Encoder(keep).encode(user_content)))

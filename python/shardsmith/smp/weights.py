@@ -25,12 +25,14 @@ class Pending:
     """A checkpoint that has been asked for. `index` has logical names under `prefix`."""
 
     def __init__(self, where: str, index: Any, prefix: str = "", first: list[int] | None = None,
-                 load_optimizer: bool = False, strict: bool = True, report: LoadReport | None = None):
+                 load_optimizer: bool = False, strict: bool = True, report: LoadReport | None = None,
+                 seed: int | None = None):
         self.where = where
         self.index = index
         self.prefix = prefix
         self.first = first
         self.strict = strict
+        self.seed = seed  # of the run that saved it, where it says
         self.names = set(index.names())
         self.values = index.values  # converted once
         self.report = report or LoadReport(where, index.format)
@@ -108,10 +110,10 @@ def _initialize(model: DistributedModel, names: list[str]) -> None:
     for name in names:
         param = model._local[name]
         if list(param.shape) == shapes[name]:
-            initialize(name, param, model._seed, config)
+            initialize(name, param, model.seed, config)
             continue
         whole = torch.empty(shapes[name], dtype=param.dtype)  # a function of the whole's indices
-        initialize(name, whole, model._seed, config)
+        initialize(name, whole, model.seed, config)
         with torch.no_grad():
             cut(model._whole, model._model, name, whole, param)
 

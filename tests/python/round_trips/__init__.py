@@ -1,0 +1,1 @@
+"""Saved in one layout, resumed in another: the ranks' program and how their state is compared."""
