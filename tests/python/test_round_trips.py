@@ -57,10 +57,11 @@ def tensors_differ(a: Path, b: Path) -> str:
     return "" if done.returncode == 0 else f"{a.name} and {b.name}: {done.stdout}{done.stderr}"
 
 
-# Of a loss, relative. Another layout adds the same numbers in another order, and parameters are the rounding of what comes
-# out: a few roundings of what is computed in, 2**-24, 2**-8 and 2**-11 of a value. With moments or dropout of another run
-# losses are hundreds of times as far away (test_the_next_losses_tell).
-ROUNDING = {"": 2.0**-20, "bf16": 2.0**-8, "fp16": 2.0**-11}
+# Of a loss, relative. Another layout adds the same numbers in another order; what comes out is rounded to 24, 8 or 11 bits, and
+# so are the parameters that follow their masters. A loss is a mean over 120 tokens of a model in which such roundings
+# add up at random: an eighth of one rounding, or in float32 (where the loss itself is one) 16 of them. A resume without
+# moments, or with another run's dropout, is 2e-3 away and more (test_the_next_losses_tell).
+ROUNDING = {"": 2.0**-20, "bf16": 2.0**-11, "fp16": 2.0**-14}
 
 
 def near(a: float, b: float, precision: str) -> bool:
@@ -154,4 +155,4 @@ def test_the_next_losses_tell(models, tmp_path):
     assert judge(saved, saved, ONE, ONE) == []
     assert any("tensors are not what was saved" in line and "exp_avg/" in line for line in judge(found, saved, ONE, TWO_STAGES))
     far = [abs(a["loss"] - b["loss"]) / b["loss"] for a, b in zip(found["after"][1:], saved["after"][1:])]
-    assert max(far) > 100 * max(ROUNDING[""], ROUNDING["fp16"])
+    assert max(far) > 5 * max(ROUNDING.values()) and max(far) > 50 * ROUNDING["fp16"]
