@@ -43,7 +43,7 @@ if(SHARDSMITH_TESTS)
     target_link_libraries(core_test PRIVATE shardsmith_cli shardsmith_warnings GTest::gtest GTest::gmock GTest::gtest_main ZLIB::ZLIB)
     add_test(NAME core COMMAND core_test)
     # Every point of the campaigns of which the usual run takes a sample.
-    add_test(NAME core_campaigns COMMAND core_test --gtest_filter=*Kill*:Retention.*)
+    add_test(NAME core_campaigns COMMAND core_test "--gtest_filter=*Kill*:Retention.*:FullDisk*")
     set_tests_properties(core_campaigns PROPERTIES LABELS long ENVIRONMENT SHARDSMITH_LONG=1)
   endif()
   # The door through which tests/python/test_formats.py reaches the formats.

@@ -219,6 +219,46 @@ def make_dcp():
     shutil.rmtree(scratch)
 
 
+def make_resume():
+    """What training runs of the model in fuzz/targets/resume.cc may leave behind."""
+    import torch.distributed.checkpoint as dcp
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=2, n_head=1, n_positions=2, vocab_size=5, bos_token_id=0, eos_token_id=0))
+    for parameter in model.parameters():
+        parameter.data = counted(*parameter.shape)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.tensor([[1, 2]]), labels=torch.tensor([[1, 2]])).loss.backward()
+    optimizer.step()
+    weights = {name: counted(*value.shape) for name, value in model.state_dict().items() if name != "lm_head.weight"}
+    names = [name for name, _ in model.named_parameters()]
+    by_name = optimizer.state_dict()
+    by_name["state"] = {names[i]: entry for i, entry in by_name["state"].items()}
+    by_name["param_groups"][0]["params"] = names
+    kinds = {
+        "weights": weights,
+        "trainer": {"model": weights, "optimizer": optimizer.state_dict(), "step": 7, "args": {"lr": 0.1}},
+        "words": {"model_state_dict": weights, "optimizer_state_dict": by_name, "epoch": 2},
+        "wrapped": {"app": {"model": {f"module.{name}": value for name, value in weights.items()}, "optim": optimizer.state_dict()}},
+        "lightning": {"state_dict": {f"model.{name}": value for name, value in weights.items()}, "callbacks": {}},
+    }
+    for name, state in kinds.items():
+        put("resume", name, b"1" + packed(torch_parts("f", state)))
+    put("resume", "position-without-names", b"0" + packed(torch_parts("f", kinds["trainer"])))
+    put("resume", "safetensors", b"0" + packed([("model.safetensors", save_safetensors(weights)),
+                                                ("config.json", b'{"model_type": "gpt2"}')]))
+    scratch = Path(tempfile.mkdtemp())
+    dcp.save({"model": {name: weights[name] for name in names[:3]}, "optimizer": {"state": {}, "param_groups": []}},
+             checkpoint_id=scratch, no_dist=True)
+    put("resume", "dcp", b"1" + packed([(path.name, path.read_bytes()) for path in sorted(scratch.iterdir())]))
+    shutil.rmtree(scratch)
+    logical = {"word_embedding.weight": counted(5, 2), "position_embedding.weight": counted(2, 2)}
+    slices = [tensor_slice(i, f"model/{name}", list(value.shape), [0, 0], list(value.shape))
+              for i, (name, value) in enumerate(logical.items())]
+    full = record(slices, {"save_id": "x", "full": manifest([], world_size=1, pp=1)})
+    put("resume", "ours", b"1" + packed(torch_parts("f", logical, full)))
+
+
 def make_rest():
     texts = ['{"a": [1, -2.5e3, true, null, "\\u00e9\\n"], "b": {}}', "[]", "18446744073709551616", '{"__kind__": "float", "value": "nan"}',
              '[{"__kind__": "bytes", "hex": "00ff"}, {"__kind__": "complex", "real": 1.0, "imag": -0.0}, {"__kind__": "dtype", "name": "x"}]',
@@ -235,7 +275,7 @@ def main():
     for old in CORPUS.glob("*/*"):
         if not old.name.startswith("regression-"):
             old.unlink()
-    for make in (make_torch, make_ours, make_safetensors, make_hf, make_dcp, make_rest):
+    for make in (make_torch, make_ours, make_safetensors, make_hf, make_dcp, make_resume, make_rest):
         make()
     seen, total = set(), 0
     for path in sorted(CORPUS.glob("*/*")):

@@ -43,16 +43,20 @@ inline Storage& unsynced_files() {
   return storage;
 }
 
-// Runs `work` in a child process; its exit code.
-inline int in_child(const std::function<void()>& work) {
+// Runs `work` in a child process that ends with what it returns; its exit code.
+inline int in_child_with_code(const std::function<int()>& work) {
   const pid_t child = ::fork();
-  if (child == 0) {
-    work();
-    ::_exit(0);
-  }
+  if (child == 0) ::_exit(work());
   int status = 0;
   ::waitpid(child, &status, 0);
   return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+inline int in_child(const std::function<void()>& work) {
+  return in_child_with_code([&] {
+    work();
+    return 0;
+  });
 }
 
 }  // namespace shardsmith

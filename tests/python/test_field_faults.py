@@ -16,7 +16,7 @@ TESTS = Path(__file__).resolve().parents[1]
 SHOWN_BY = {
     "Crash half-way, pointer": {
         "killed at any instant, the old or the new state is seen, whole": ["Kill.AtEveryCallOfASaveWithRanksAsThreads",
-                                                                          "Kill.AtEveryCallOfEitherOfTwoProcesses"],
+                                                                          "ProcessKill.PartialSaves"],
         "the pointer and the pruning come after the data are durable": ["Kill.PowerIsCutAtEveryCall"],
         "several files of one checkpoint are one unit": ["Find.FilesOfTwoSavesAreNoCheckpoint",
                                                          "test_cli_verify::test_a_full_checkpoint_is_checked_with_its_companions"],
@@ -24,7 +24,7 @@ SHOWN_BY = {
         "a directory with a step's name is not yet a checkpoint": ["test_field_faults::test_incomplete_ones_are_passed_over_and_said"],
     },
     "Races and hangs": {
-        "two writers of one directory": ["Kill.AtEveryCallOfEitherOfTwoProcesses"],
+        "two writers of one directory": ["ProcessKill.PartialSaves"],
         "different tags or paths are detected and named": ["Save.RanksThatDisagreeAreNamedBeforeAnythingIsWritten",
                                                            "Save.AnEmptyPathOrABadTagOnOneRankIsEverybodysError",
                                                            "test_resume::test_ranks_that_ask_for_different_things",

@@ -28,7 +28,7 @@ class Saving:
         self._said_memory = False
 
     def _exchange(self, message: bytes, seconds: float) -> list[bytes]:
-        return bounded_exchange(self._peers, message, seconds, state.limits)
+        return bounded_exchange(self._peers, "saving", message, seconds, state)
 
     def _move(self, out: Any, received: Any, seconds: float) -> None:
         self._transport.move(out, received, seconds)
@@ -39,7 +39,10 @@ class Saving:
 
         if state.size > 1 and self._transport is None:
             seconds = state.limits.communication
-            group = dist.new_group(list(range(state.size)), timeout=datetime.timedelta(seconds=seconds), backend="gloo")
+            try:
+                group = dist.new_group(list(range(state.size)), timeout=datetime.timedelta(seconds=seconds), backend="gloo")
+            except RuntimeError as error:
+                raise state.peer_error(f"making a group for a save: {str(error).splitlines()[0]}") from error
             self._transport = _engine.GroupTransport(group, "checkpoint group", seconds)
 
     def _is_busy(self) -> bool:
@@ -60,7 +63,8 @@ class Saving:
         """At once. Never beside one in the background: each would take the other's files for a dead save's."""
         from shardsmith import _core
 
-        self.wait()
+        if self._thread is not None:
+            state.together(self.wait)
         exchange = None if state.size == 1 else state.exchange
         if is_full:
             _told(_core.save_full(request, state.rank, state.size, exchange, self._move if state.size > 1 else None))

@@ -1,7 +1,6 @@
 """Ranks, groups and communication, under the names that scripts use."""
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import torch.distributed as dist
@@ -190,10 +189,10 @@ def barrier(group: CommGroup = CommGroup.WORLD) -> None:
     """Returns when all members have come; an error that names who has not, after `peer_timeout`."""
     kind = _kind(group, CommGroup)
     if kind == "world":
-        state.require().exchange(b"")
-        # Nobody leaves, and takes the store along, before all know that all have come.
-        with contextlib.suppress(Error):
-            state.exchange(b"", 5.0)
+        with state.require().calling("barrier"):
+            state.exchange(b"")
+            if state.size > 1:
+                state.settle()
     else:
         state.objects.allgather(None, state.group_members(kind), state.rank)
 

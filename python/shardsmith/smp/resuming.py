@@ -25,14 +25,19 @@ def resume_from_checkpoint(path: Any, tag: Any = None, partial: bool = True, str
                            load_optimizer_states: bool | None = None) -> Any:
     """After both wrappers, on every rank. Returns the user content at once ({} where none was saved); weights are read when
     the partition is made (now, if it is). What became of it all is in smp.state.load_report."""
-    state.require()
     if load_optimizer_states is not None:  # its name in 1.10
         load_optimizer = load_optimizer_states
-    path, tag = os.fspath(path), None if tag is None else str(tag)
+    with state.require().calling("resume_from_checkpoint"):
+        return _resume(path, tag, bool(partial), bool(strict), bool(load_optimizer), translate_function)
+
+
+def _resume(path: Any, tag: Any, partial: bool, strict: bool, load_optimizer: bool,
+            translate_function: Callable[..., Any] | None) -> Any:
     if state.saving is not None:
-        state.saving.wait()  # what is being written in the background may be what is asked for
+        state.together(state.saving.wait)  # what is being written in the background may be what is asked for
 
     # Rank 0 looks; a shared file system may show the others old names.
+    path, tag = state.together(lambda: (os.fspath(path), None if tag is None else str(tag)))
     found = state.together(lambda: find(path, tag, partial) if state.rank == 0 else None)
     found = _agree(found, {"path": path, "tag": tag, "partial": partial, "strict": strict, "load_optimizer": load_optimizer,
                            "translate_function": translate_function is not None, "a model": state.model is not None,

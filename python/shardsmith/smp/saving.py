@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import shutil
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -44,27 +45,28 @@ def save_checkpoint(path: Any, tag: Any, partial: bool = True, model: Distribute
     `partial=False`: the whole model in one file, under Hugging Face names where the family is known and
     `translate_if_full`; with `optimizer_if_full` its optimizer beside it. `blocking=False` returns when all is copied, and
     a thread writes: `wait_for_checkpoint`. While one does, the next save waits for it or, with `if_busy="skip"`, is none."""
-    state.require()
-    path, tag = _plain_tag(path, tag)
-    _check(model, optimizer, if_busy)
-    _agree(path, tag, {"partial": bool(partial), "blocking": bool(blocking), "if_busy": if_busy,
-            "optimizer_if_full": bool(optimizer_if_full)})
-    saver = saving()
-    if if_busy == "skip" and blocking and saver.is_busy_anywhere():
-        logger.warning("[%d] checkpoint %s is skipped: another one is being written", state.rank, tag)
-        return
-    keep: list[torch.Tensor] = []
-    if partial:
-        request = _partial_request(path, tag, model, optimizer, user_content, num_kept_partial_checkpoints, keep)
-    else:
-        request = _full_request(path, tag, model, optimizer if optimizer_if_full else None, user_content, translate_if_full,
-                                num_kept_partial_checkpoints, keep)
-        saver.prepare_transport()
-    logger.info("[%d] saving %s checkpoint %s in %s", state.rank, "partial" if partial else "full", tag, path)
-    if blocking:
-        saver.save(request, is_full=not partial)
-    elif not saver.begin(request, if_busy == "skip", keep):
-        logger.warning("[%d] checkpoint %s is skipped: another one is being written", state.rank, tag)
+    with state.require().calling("save_checkpoint"):
+        given = {"partial": bool(partial), "blocking": bool(blocking), "if_busy": if_busy,
+                 "num_kept_partial_checkpoints": num_kept_partial_checkpoints, "translate_if_full": bool(translate_if_full),
+                 "optimizer_if_full": bool(optimizer_if_full), "a model": model is not None,
+                 "an optimizer": optimizer is not None}
+        path, tag = _agree(path, tag, given, lambda: _check(model, optimizer, if_busy))
+        saver = saving()
+        if if_busy == "skip" and blocking and saver.is_busy_anywhere():
+            logger.warning("[%d] checkpoint %s is skipped: another one is being written", state.rank, tag)
+            return
+        keep: list[torch.Tensor] = []
+        if partial:
+            request = _partial_request(path, tag, model, optimizer, user_content, num_kept_partial_checkpoints, keep)
+        else:
+            request = _full_request(path, tag, model, optimizer if optimizer_if_full else None, user_content,
+                                    translate_if_full, num_kept_partial_checkpoints, keep)
+            saver.prepare_transport()
+        logger.info("[%d] saving %s checkpoint %s in %s", state.rank, "partial" if partial else "full", tag, path)
+        if blocking:
+            saver.save(request, is_full=not partial)
+        elif not saver.begin(request, if_busy == "skip", keep):
+            logger.warning("[%d] checkpoint %s is skipped: another one is being written", state.rank, tag)
 
 
 def _check(model: DistributedModel | None, optimizer: DistributedOptimizer | None, if_busy: str) -> None:
@@ -78,9 +80,15 @@ def _check(model: DistributedModel | None, optimizer: DistributedOptimizer | Non
         raise Error("invalid_argument", f"save_checkpoint: if_busy is {if_busy!r}, it can be 'wait' or 'skip'")
 
 
-def _agree(path: str, tag: str, options: dict[str, Any]) -> None:
-    """Before anything is written; the options decide which way all ranks go together."""
-    answers = [json.loads(answer) for answer in state.exchange(json.dumps([path, tag, options]).encode())]
+def _agree(path: Any, tag: Any, given: dict[str, Any], check: Callable[[], None]) -> tuple[str, str]:
+    """Before anything is written: all ranks may save, and save the same. The path and the tag as text."""
+    def mine() -> tuple[str, str]:
+        texts = _plain_tag(path, tag)
+        check()
+        return texts
+
+    plain_path, plain_tag = state.together(mine)
+    answers = [json.loads(answer) for answer in state.exchange(json.dumps([plain_path, plain_tag, given]).encode())]
     for rank, answer in enumerate(answers):
         if answer[:2] != answers[0][:2]:
             raise Error("invalid_argument", f"save_checkpoint: rank {rank} saves {answer[1]} in {answer[0]}, rank 0 "
@@ -89,6 +97,7 @@ def _agree(path: str, tag: str, options: dict[str, Any]) -> None:
             if answer[2][key] != value:
                 raise Error("invalid_argument", f"rank {rank} calls save_checkpoint with {key}={answer[2][key]!r}, but rank 0 with "
                                                 f"{key}={value!r}; nothing was written", rank)
+    return plain_path, plain_tag
 
 
 def _manifest(config: str, hf: str) -> dict[str, Any]:

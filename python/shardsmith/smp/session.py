@@ -10,7 +10,7 @@ import os
 import queue
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -93,6 +93,7 @@ class Session:
         self.said_none = False
         self.has_failed = False
         self.step_calls = 0  # calls of step functions, over all runs: dropout masks depend on it
+        self.call = ""  # the function of ours that this rank is in, where all ranks must be in the same
 
     def require(self) -> Session:
         if not self.initialized:
@@ -143,28 +144,49 @@ class Session:
             return [message]
         limits = self.limits
         seconds = limits.communication if seconds is None else seconds
-        return bounded_exchange(self.peers, message, seconds, limits)
+        sent = self.call.encode() + b"\0" + message
+        answers = [answer.partition(b"\0") for answer in bounded_exchange(self.peers, "world", sent, seconds, self)]
+        for rank, (call, _, _) in enumerate(answers):
+            if call != answers[0][0]:
+                words = [name.decode() or "goes on" for name in (call, answers[0][0])]
+                raise Error("invalid_argument", f"rank {rank} {words[0]} where rank 0 {words[1]}: every rank must call the same "
+                                                "functions in the same order", rank)
+        return [answer for _, _, answer in answers]
+
+    def settle(self) -> None:
+        """Nobody leaves, and takes the store along, before all know what they have just told each other; or five seconds."""
+        with contextlib.suppress(Error):
+            bounded_exchange(self.peers, "world", self.call.encode() + b"\0", 5.0, self, is_needed=False)
+
+    @contextlib.contextmanager
+    def calling(self, name: str) -> Iterator[None]:
+        """Ranks that meet in different calls are named."""
+        outer, self.call = self.call, f"calls {name}"
+        try:
+            yield
+        finally:
+            self.call = outer
 
     def together(self, function: Any) -> Any:
-        """Runs something that may fail on some ranks only: any failure is raised on all. Returns the result."""
-        result, failure = None, None
+        """Runs something that may fail on some ranks only: any failure is raised on all, with the same words. Returns the
+        result."""
+        result, failure, text = None, None, b""
         try:
             result = function()
         except Exception as error:
             failure = error
-        text = b"" if failure is None else f"{getattr(failure, 'kind', 'io')}\0{failure}".encode()
+            said = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
+            at = error.rank if isinstance(error, Error) else -1
+            text = json.dumps([getattr(error, "kind", "io"), said, at]).encode()
         answers = self.exchange(text)
-        if any(answers):
-            # Nobody leaves, and takes the store along, before all have read who failed.
-            with contextlib.suppress(Error):
-                self.exchange(b"", 5.0)
-        if failure is not None:
-            raise failure
-        for rank, answer in enumerate(answers):
-            if answer:
-                kind, _, message = answer.decode().partition("\0")
-                raise Error(kind, f"rank {rank}: {message}", rank)
-        return result
+        if not any(answers):
+            return result
+        self.settle()
+        if failure is not None and all(answer == text for answer in answers):
+            raise failure  # no rank more than another
+        rank = next(rank for rank, answer in enumerate(answers) if answer)
+        kind, said, at = json.loads(answers[rank])
+        raise (Error(kind, said, at) if at >= 0 else Error(kind, f"rank {rank}: {said}", rank)) from failure
 
 
 class Limits(NamedTuple):
@@ -182,12 +204,38 @@ def limits_of(peer_timeout: float) -> Limits:
     return Limits(peer_timeout - asking, asking * 3 / 4, asking / 4)
 
 
+STORE_GONE = "the store that connects the ranks does not answer: rank 0, or the launcher, is gone"
 STORE_SILENT = "rank 0, or the launcher, has stalled: the store that connects the ranks does not answer"
 
 
-def bounded_exchange(peers: Any, message: bytes, seconds: float, limits: Limits) -> list[bytes]:
-    """As StorePeers.exchange, and an error where the store itself says nothing."""
-    answers = bounded(lambda: peers.exchange(message, seconds), seconds + limits.store)
+def bounded_exchange(peers: Any, name: str, message: bytes, seconds: float, session: Session,
+                     is_needed: bool = True) -> list[bytes]:
+    """As StorePeers.exchange, and an error where the store itself says nothing. Whoever comes when another rank has given up
+    waiting (but for what isn't needed) gets that rank's error. `name`: that of the peers."""
+    given_up = f"given_up/{name}"
+
+    def told() -> Error:
+        kind, text, rank = json.loads(session.store.get(given_up))
+        return Error(kind, text, rank)
+
+    def meet() -> list[bytes]:
+        try:
+            answers = peers.exchange(message, seconds)
+        except Error as error:
+            if error.kind != "timeout" or not is_needed:
+                raise
+            session.store.compare_set(given_up, "", json.dumps([error.kind, str(error), error.rank]))
+            raise told() from None
+        if session.store.check([given_up]):
+            raise told()
+        return answers
+
+    try:
+        answers = bounded(meet, seconds + session.limits.store)
+    except RuntimeError as error:  # the store went in between
+        if isinstance(error, Error):
+            raise
+        raise Error("peer", STORE_GONE, 0) from None
     if answers is None:
         raise Error("timeout", STORE_SILENT, 0)
     return answers
