@@ -117,5 +117,67 @@ TEST(Kill, EveryCallMayFail) {
             << " only warned\n";
 }
 
+// Whatever order a disk keeps: `newest` gets a name only when all of that is durable, and nothing loses its content
+// while what stands for it, or the loss of its name, is not.
+class Watch final : public ForwardingStorage {
+ public:
+  Watch(MemoryStorage& memory, std::string path) : ForwardingStorage(memory), memory_(memory), path_(std::move(path)) {}
+  void rename(const std::string& from, const std::string& to) override {
+    if (to == join(path_, kNewestName)) {
+      std::string name = read_text(base, from);
+      name.pop_back();
+      expect_durable(name);
+      ++pointers;
+    }
+    base.rename(from, to);
+  }
+  void remove_file(const std::string& file) override {
+    const std::string folder = base_name(parent(file));
+    if (parent(parent(file)) == path_ && !folder.starts_with(".exchange-probe-")) {
+      EXPECT_TRUE(folder.starts_with('.')) << file << " goes while its folder has a name";
+      EXPECT_TRUE(memory_.is_durable(parent(file))) << folder << " may come back under its old name, half empty";
+      expect_durable(read_newest(base, path_));
+      ++removals;
+    }
+    base.remove_file(file);
+  }
+  int pointers = 0, removals = 0;
+
+ private:
+  void expect_durable(const std::string& name) {
+    EXPECT_TRUE(memory_.is_durable(join(path_, name))) << name << " is not durable";
+    for (const char* companion : {"user_content_", "optimizer_"}) {
+      const std::string beside = join(path_, companion + name);
+      EXPECT_TRUE(!base.stat(beside).exists || memory_.is_durable(beside)) << beside << " is not durable";
+    }
+  }
+  MemoryStorage& memory_;
+  std::string path_;
+};
+
+template <typename Scenario>
+void watch(int& pointers, int& removals) {
+  for (const int ranks : {1, 2}) {
+    for (const Scenario& scenario : Scenario::all(ranks)) {
+      SCOPED_TRACE(str(scenario.name, ", ", ranks, " ranks"));
+      MemoryStorage memory(scenario.exchange);
+      scenario.prepare(memory, "runs/out");
+      Watch storage(memory, "runs/out");
+      ASSERT_TRUE(scenario.save_on(storage, "runs/out").succeeded());
+      EXPECT_EQ(storage.pointers, 1);
+      pointers += storage.pointers;
+      removals += storage.removals;
+    }
+  }
+}
+
+TEST(Kill, NothingIsPointedAtOrRemovedBeforeItsSuccessorIsDurable) {
+  int pointers = 0, removals = 0;
+  watch<PartialScenario>(pointers, removals);
+  watch<FullScenario>(pointers, removals);
+  EXPECT_EQ(pointers, 24);
+  EXPECT_GT(removals, 40);
+}
+
 }  // namespace
 }  // namespace shardsmith

@@ -36,6 +36,19 @@ class MemoryStorage final : public Storage {
     revert(*root_, random);
   }
 
+  // Whether all that is at `path` now would be there after a power cut, its names and all bytes below.
+  bool is_durable(const std::string& path) {
+    std::lock_guard lock(mutex_);
+    NodePtr node = root_;
+    for (const std::string& part : parts(path)) {
+      const auto now = node->entries.find(part), then = node->durable_entries.find(part);
+      if (now == node->entries.end() || then == node->durable_entries.end() || now->second != then->second)
+        return false;
+      node = now->second;
+    }
+    return is_durable(*node);
+  }
+
   std::unique_ptr<ReadFile> open_read(const std::string& path, Access) override {
     std::lock_guard lock(mutex_);
     const auto node = find(path);
@@ -170,6 +183,12 @@ class MemoryStorage final : public Storage {
     NodePtr node_;
   };
 
+  static bool is_durable(const Node& node) {
+    if (!node.folder) return node.bytes == node.durable_bytes;
+    return node.entries == node.durable_entries &&
+           std::all_of(node.entries.begin(), node.entries.end(),
+                       [](const auto& entry) { return is_durable(*entry.second); });
+  }
   static NodePtr new_folder() {
     auto node = std::make_shared<Node>();
     node->folder = true;

@@ -224,6 +224,9 @@ def bounded_exchange(peers: Any, name: str, message: bytes, seconds: float, sess
         except Error as error:
             if error.kind != "timeout" or not is_needed:
                 raise
+            failed = f"shardsmith/world/failed/{error.rank}"  # as StorePeers.fail tells it
+            if session.store.check([failed]):
+                raise Error("peer", f"rank {error.rank} failed: {session.store.get(failed).decode()}", error.rank) from None
             session.store.compare_set(given_up, "", json.dumps([error.kind, str(error), error.rank]))
             raise told() from None
         if session.store.check([given_up]):
