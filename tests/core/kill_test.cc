@@ -86,6 +86,7 @@ TEST(Kill, EveryCallMayFail) {
           QuickFolder folder;
           const std::string path = folder_of(folder);
           prepared.copy_to(path);
+          const std::string newest = read_newest(unsynced_files(), path);
           FaultyStorage faulty(unsynced_files(), {kind, at});
           const SaveOutcome outcome = scenario.save_on(faulty, path);
           ++points;
@@ -104,6 +105,7 @@ TEST(Kill, EveryCallMayFail) {
                 EXPECT_EQ(text.rfind(str("rank ", error->rank(), ": "), 0), 0u) << text;
               }
             }
+            EXPECT_EQ(read_newest(unsynced_files(), path), newest);
             scenario.expect_recovers(unsynced_files(), path, 1);
           }
           if (HasFatalFailure()) return;
@@ -124,10 +126,14 @@ class Watch final : public ForwardingStorage {
   Watch(MemoryStorage& memory, std::string path) : ForwardingStorage(memory), memory_(memory), path_(std::move(path)) {}
   void rename(const std::string& from, const std::string& to) override {
     if (to == join(path_, kNewestName)) {
+      EXPECT_TRUE(memory_.has_durable_bytes(from)) << from << " is no durable pointer";
       std::string name = read_text(base, from);
       name.pop_back();
       expect_durable(name);
       ++pointers;
+    } else if (parent(to) == path_ && base_name(parent(from)).starts_with(str(".", base_name(to), ".tmp-"))) {
+      // A full checkpoint's weights, which stand for the rest.
+      EXPECT_EQ(base.list(parent(from)), std::vector{base_name(from)}) << "the weights get their name before the rest";
     }
     base.rename(from, to);
   }
@@ -135,7 +141,7 @@ class Watch final : public ForwardingStorage {
     const std::string folder = base_name(parent(file));
     if (parent(parent(file)) == path_ && !folder.starts_with(".exchange-probe-")) {
       EXPECT_TRUE(folder.starts_with('.')) << file << " goes while its folder has a name";
-      EXPECT_TRUE(memory_.is_durable(parent(file))) << folder << " may come back under its old name, half empty";
+      EXPECT_TRUE(memory_.has_durable_name(parent(file))) << folder << " may come back under its old name, half empty";
       expect_durable(read_newest(base, path_));
       ++removals;
     }

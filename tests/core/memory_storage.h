@@ -48,6 +48,20 @@ class MemoryStorage final : public Storage {
     }
     return is_durable(*node);
   }
+  // Whether this name, and none that it had before, would be its name after a power cut, whatever it holds.
+  bool has_durable_name(const std::string& path) {
+    std::lock_guard lock(mutex_);
+    const NodePtr node = find(path), folder = need_folder(parent(path));
+    const auto& names = folder->durable_entries;
+    return std::all_of(names.begin(), names.end(),
+                       [&](const auto& entry) { return (entry.second == node) == (entry.first == base_name(path)); });
+  }
+  // The bytes of a file, whatever its name.
+  bool has_durable_bytes(const std::string& file) {
+    std::lock_guard lock(mutex_);
+    const NodePtr node = find(file);
+    return node && node->bytes == node->durable_bytes;
+  }
 
   std::unique_ptr<ReadFile> open_read(const std::string& path, Access) override {
     std::lock_guard lock(mutex_);

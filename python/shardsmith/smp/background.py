@@ -28,7 +28,7 @@ class Saving:
         self._said_memory = False
 
     def _exchange(self, message: bytes, seconds: float) -> list[bytes]:
-        return bounded_exchange(self._peers, "saving", message, seconds, state)
+        return bounded_exchange(self._peers, message, seconds, state.limits, state.store, "saving")
 
     def _move(self, out: Any, received: Any, seconds: float) -> None:
         self._transport.move(out, received, seconds)

@@ -145,7 +145,7 @@ class Session:
         limits = self.limits
         seconds = limits.communication if seconds is None else seconds
         sent = self.call.encode() + b"\0" + message
-        answers = [answer.partition(b"\0") for answer in bounded_exchange(self.peers, "world", sent, seconds, self)]
+        answers = [answer.partition(b"\0") for answer in bounded_exchange(self.peers, sent, seconds, limits, self.store, "world")]
         for rank, (call, _, _) in enumerate(answers):
             if call != answers[0][0]:
                 words = [name.decode() or "goes on" for name in (call, answers[0][0])]
@@ -156,7 +156,7 @@ class Session:
     def settle(self) -> None:
         """Nobody leaves, and takes the store along, before all know what they have just told each other; or five seconds."""
         with contextlib.suppress(Error):
-            bounded_exchange(self.peers, "world", self.call.encode() + b"\0", 5.0, self, is_needed=False)
+            bounded_exchange(self.peers, self.call.encode() + b"\0", 5.0, self.limits)
 
     @contextlib.contextmanager
     def calling(self, name: str) -> Iterator[None]:
@@ -208,33 +208,33 @@ STORE_GONE = "the store that connects the ranks does not answer: rank 0, or the 
 STORE_SILENT = "rank 0, or the launcher, has stalled: the store that connects the ranks does not answer"
 
 
-def bounded_exchange(peers: Any, name: str, message: bytes, seconds: float, session: Session,
-                     is_needed: bool = True) -> list[bytes]:
-    """As StorePeers.exchange, and an error where the store itself says nothing. Whoever comes when another rank has given up
-    waiting (but for what isn't needed) gets that rank's error. `name`: that of the peers."""
+def bounded_exchange(peers: Any, message: bytes, seconds: float, limits: Limits, store: dist.Store | None = None,
+                     name: str = "") -> list[bytes]:
+    """As StorePeers.exchange, and an error where the store itself says nothing. With `store`: whoever comes when another rank
+    has given up waiting, among the peers of that name, gets that rank's error."""
     given_up = f"given_up/{name}"
 
     def told() -> Error:
-        kind, text, rank = json.loads(session.store.get(given_up))
+        kind, text, rank = json.loads(store.get(given_up))
         return Error(kind, text, rank)
 
     def meet() -> list[bytes]:
         try:
             answers = peers.exchange(message, seconds)
         except Error as error:
-            if error.kind != "timeout" or not is_needed:
+            if error.kind != "timeout" or store is None:
                 raise
             failed = f"shardsmith/world/failed/{error.rank}"  # as StorePeers.fail tells it
-            if session.store.check([failed]):
-                raise Error("peer", f"rank {error.rank} failed: {session.store.get(failed).decode()}", error.rank) from None
-            session.store.compare_set(given_up, "", json.dumps([error.kind, str(error), error.rank]))
+            if store.check([failed]):
+                raise Error("peer", f"rank {error.rank} failed: {store.get(failed).decode()}", error.rank) from None
+            store.compare_set(given_up, "", json.dumps([error.kind, str(error), error.rank]))
             raise told() from None
-        if session.store.check([given_up]):
+        if store is not None and store.check([given_up]):
             raise told()
         return answers
 
     try:
-        answers = bounded(meet, seconds + session.limits.store)
+        answers = bounded(meet, seconds + limits.store)
     except RuntimeError as error:  # the store went in between
         if isinstance(error, Error):
             raise
