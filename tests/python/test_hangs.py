@@ -76,9 +76,13 @@ DISAGREE = {
         'smp.resume_from_checkpoint(CK, "whole", partial=False, translate_function=lambda names: names["none"])', "KeyError"),
     "resume: values that can't be read": ("smp.resume_from_checkpoint(CK)", "unreadable(resuming, 'read_values')",
                                           "no values today"),
-    "resume: weights that can't be read": ("smp.resume_from_checkpoint(CK)", "unreadable(resuming.weights, 'read_parameters')",
+    "resume: weights that can't be read": ("smp.resume_from_checkpoint(CK)", "unreadable(resuming.weights, '_wanted')",
                                            "no values today"),
-    "resume: an optimizer that can't be read": ("smp.resume_from_checkpoint(CK)", "unreadable(optimizer, 'read_state')",
+    "resume: reading that fails": ("smp.resume_from_checkpoint(CK)", "unreadable(resuming.weights.Staging, 'read_prepared')",
+                                   "no values today"),
+    "resume: options that can't be read": ("smp.resume_from_checkpoint(CK)", "unreadable(optimizer, 'read_options')",
+                                           "no values today"),
+    "resume: an optimizer that can't be read": ("smp.resume_from_checkpoint(CK)", "unreadable(optimizer, 'prepare_state')",
                                                 "no values today"),
 }
 

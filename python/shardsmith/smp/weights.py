@@ -169,7 +169,7 @@ def load_pending_optimizer() -> None:
     """Options once there is an optimizer, state once the partition is there too."""
     pending, optimizer, model = state.pending_optimizer, state.optimizer, state.model
     if pending is not None and optimizer is not None and not pending.options_done:
-        optimizer.read_options(pending)
+        state.together(lambda: optimizer.read_options(pending))
     if optimizer is None or model is None or not model._local:
         return
     if pending is not None and not pending.optimizer_done:
