@@ -8,8 +8,8 @@
 namespace shardsmith {
 namespace {
 
-// An announcement: "host\n", then "digest of the files\n", then a line for each file, empty where nothing is read of it, else
-// a digit ('a' to 'p') for every four blocks.
+// An announcement: "host\n", then "digest of the files\n", then a line for each file, empty where nothing is read of
+// it, else a digit ('a' to 'p') for every four blocks.
 struct Announcement {
   std::string host, files;
   std::vector<std::vector<bool>> blocks;
