@@ -141,7 +141,8 @@ void bind_index(py::module_& m) {
           [](const Index& index, const std::vector<WantTuple>& wants, bool allow_missing, const std::string& where) {
             return std::make_unique<Reading>(index, wants, allow_missing, where);
           },
-          py::arg("wants"), py::arg("allow_missing") = false, py::arg("where") = "", py::keep_alive<0, 1>(), Unlocked());
+          py::arg("wants"), py::arg("allow_missing") = false, py::arg("where") = "", py::keep_alive<0, 1>(),
+          Unlocked());
   py::class_<Reading>(m, "Reading")
       .def("announcement", [](const Reading& reading) { return py::bytes(reading.announcement()); })
       .def_property_readonly("report", [](const Reading& reading) { return report_of(reading.report()); })
