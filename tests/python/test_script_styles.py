@@ -48,7 +48,7 @@ def case(style, layout, count, *more, launcher=Torchrun, long=True, id):
 
 
 @pytest.mark.parametrize("style, layout, count, more, launcher", [
-    case(OLD_PARTIAL, TP, 2, launcher=Mpiexec, long=False, id="1.6-partial-tp-mpiexec"),
+    case(OLD_PARTIAL, TP, 2, launcher=Mpiexec, id="1.6-partial-tp-mpiexec"),
     case(OLD_PARTIAL, PP, 2, id="1.6-partial-pp"),
     case(OLD_PARTIAL, BOTH, 4, id="1.6-partial-both"),
     case(OLD_FULL, PP, 2, id="1.6-full-pp"),
