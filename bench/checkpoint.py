@@ -255,11 +255,20 @@ class Bench:
         remove(out)
 
     def run(self) -> None:
+        self.dir.mkdir(parents=True, exist_ok=True)
+        wanted = tuple(word for word in self.args.only.split(",") if word) or ("",)
+        if any(name.startswith(wanted) for name in self.verbs()):
+            self.prepare()
+        state = checkpoint_state.StateBench(self.dir, self.args.scale, self.args.pairs, self.report)
+        for name, job in (self.verbs() | state.jobs()).items():
+            if name.startswith(wanted):
+                job()
+
+    def verbs(self) -> dict[str, Callable[[], None]]:
+        """The jobs over what has been prepared."""
         four, out = self.dir / "four", self.dir / "out"
         models, everything = sorted(four.glob("model_*.pt")), sorted(four.glob("*.pt"))
-        self.dir.mkdir(parents=True, exist_ok=True)
-        wanted = [word for word in self.args.only.split(",") if word]
-        jobs: dict[str, Callable[[], None]] = {
+        return {
             "merge pt": lambda: self.copies("merge 2 x 2 to pt", ["merge", four, out], models, out),
             "merge safetensors": lambda: self.copies(
                 "merge 2 x 2 to safetensors", ["merge", four, out, "--to", "safetensors"], models, out),
@@ -272,15 +281,6 @@ class Bench:
                                          lambda: read_loop(everything), 0.9),
             "dcp": lambda: self.pairs("convert dcp to pt beside dcp_to_torch_save", self.from_dcp, self.torch_merge, 2.5),
         }
-        verbs = {word: job for word, job in jobs.items() if not wanted or any(word.startswith(w) for w in wanted)}
-        if verbs:
-            self.prepare()
-        for job in verbs.values():
-            job()
-        state = checkpoint_state.StateBench(self.dir, self.args.scale, self.args.pairs, self.report)
-        for word, job in state.jobs().items():
-            if not wanted or any(word.startswith(w) for w in wanted):
-                job()
 
     def from_dcp(self) -> Clock:
         out = self.dir / "out.pt"

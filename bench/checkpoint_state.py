@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 PEERS = Path(__file__).resolve().parent / "peers"
-sys.path[:0] = [str(PEERS), str(PEERS.parent.parent / "python")]
+sys.path.insert(0, str(PEERS))
 import common  # noqa: E402
 import limits  # noqa: E402
 from live_state import Ranks  # noqa: E402
@@ -25,11 +25,11 @@ MIB = 1 << 20
 
 
 class StateBench:
-    """`report(name, ours, beside, bar, at_most)` takes lists of seconds in pairs."""
+    """`report(name, ours, beside, bar, note)` takes lists of seconds in pairs."""
 
     def __init__(self, folder: Path, scale: str, pairs: int, report: Callable[..., None]):
         self.dir, self.scale, self.pairs, self.report = folder, scale, pairs, report
-        self.path = folder / "saves"
+        self.path, self.saved = folder / "saves", 0
 
     # The machine's limits.
 
@@ -40,7 +40,7 @@ class StateBench:
         return limits.timed(lambda: work(self.dir / "limit", size, *options))
 
     def write_limit(self, size: int) -> float:
-        seconds = self._limit(limits.write_file, size, os.O_DIRECT)
+        seconds = self._limit(limits.write_file, size, os.O_DIRECT, cold=True)
         common.fresh(self.dir / "limit")
         return seconds
 
@@ -70,46 +70,44 @@ class StateBench:
         peers = {1: {"torch.save": (("peer_torch_save.py", "save"), 3.0), "DCP": (("peer_dcp.py", "1 rank save"), 3.0),
                      "safetensors": (("peer_safetensors.py", "save"), 1.5)},
                  2: {"DCP, 2 threads each": (("peer_dcp.py", "2 ranks save 2 threads", 2, 1), 1.7)}}[count]
-        ranks = Ranks(self.scale, count, threads=2 // count)
-        ranks.ask(do="forget_gradients")
-        ours: list[float] = []
-        limit: list[float] = []
-        others: dict[str, list[float]] = {name: [] for name in peers}
-        ranks.ask(do="save", path=str(self.path), tag="first")
-        common.fresh(self.path)
-        for _ in range(self.pairs):
-            common.drop_caches()
-            ours.append(ranks.seconds(do="save", path=str(self.path), tag="saved"))
-            size = self.size("saved")
-            common.fresh(self.path)
-            common.drop_caches()
-            limit.append(self.write_limit(size))
+        ranks = self._ready(count, "pp")
+        self._save(ranks)  # the first one takes memory
+        pairs = [(self._save(ranks), self.write_limit(self.saved)) for _ in range(self.pairs)]
         ranks.close()  # a peer needs the memory
-        self.report(f"save, {count} rank(s), beside the disk", ours, limit, 0.9)
+        self.report(f"save, {count} rank(s), beside the disk", *map(list, zip(*pairs)), 0.9)
         for name, (call, bar) in peers.items():
-            ranks = Ranks(self.scale, count, threads=2 // count)
-            ranks.ask(do="forget_gradients")
-            ours = []
-            for _ in range(self.pairs):
-                common.drop_caches()
-                ours.append(ranks.seconds(do="save", path=str(self.path), tag="saved"))
-                common.fresh(self.path)
-                others[name].append(self.peer(*call)["wall"])
-                for left in ("state.pt", "state.safetensors", "dcp-1", "dcp-2"):
-                    common.fresh(self.dir / left)
+            ranks = self._ready(count, "pp")
+            pairs = [(self._save(ranks), self._peers_save(*call)) for _ in range(self.pairs)]
             ranks.close()
-            self.report(f"save, {count} rank(s), beside {name}", ours, others[name], bar)
+            self.report(f"save, {count} rank(s), beside {name}", *map(list, zip(*pairs)), bar)
+
+    def _save(self, ranks: Ranks) -> float:
+        """Seconds; of what has been written only the size stays, in `saved`."""
+        common.drop_caches()
+        seconds = ranks.seconds(do="save", path=str(self.path), tag="saved")
+        self.saved = self.size("saved")
+        common.fresh(self.path)
+        return seconds
+
+    def _peers_save(self, *call: Any) -> float:
+        seconds = self.peer(*call)["wall"]
+        for left in ("state.pt", "state.safetensors", "dcp-1", "dcp-2"):
+            common.fresh(self.dir / left)
+        return seconds
+
+    def _ready(self, count: int, layout: str) -> Ranks:
+        """Ranks that have trained, and hold nothing but their state."""
+        ranks = Ranks(self.scale, count, layout, threads=2 // count)
+        ranks.ask(do="forget_gradients")
+        return ranks
 
     def resume(self, saved: tuple[int, str], resumed: tuple[int, str], bar: float) -> None:
         """By ranks that have trained, so that memory is there, as the peers' is; and by new ones, which counts their memory."""
-        saver = Ranks(self.scale, *saved, threads=2 // saved[0])
-        saver.ask(do="forget_gradients")
-        saver.ask(do="save", path=str(self.path), tag="saved")
-        ranks = saver
+        ranks = self._ready(*saved)
+        ranks.ask(do="save", path=str(self.path), tag="saved")
         if saved != resumed:
-            saver.close()
-            ranks = Ranks(self.scale, *resumed, threads=2 // resumed[0])
-            ranks.ask(do="forget_gradients")
+            ranks.close()
+            ranks = self._ready(*resumed)
         size, ours, limit = self.size("saved"), [], []
         for _ in range(self.pairs):
             common.drop_caches()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +16,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "bench" / "peers"), str(ROOT / "python")]
+from common import proc_io, proc_status  # noqa: E402
+
 # Width, layers; as bench/peers/state.py has them. The tiny one: 19,994 tensors of 1.1 KB in the mean, weights alone.
 SIZES = {"full": (1024, 24), "small": (384, 9), "tiny": (16, 1666)}
 KEYS = {"pp": {"pipeline_parallel_degree": 2, "microbatches": 2}, "tp": {"tensor_parallel_degree": 2}, "rdp": {}}
@@ -26,11 +28,10 @@ class Ranks:
     """`count` processes, each with `threads` threads for torch. layout: what two ranks share, "pp", "tp" or "rdp"."""
 
     def __init__(self, scale: str, count: int = 1, layout: str = "pp", threads: int = 2, **command: Any):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
         from shardsmith import heap
+        from shardsmith.launcher.local import free_port
 
+        port = free_port()
         self.processes = [subprocess.Popen(
             [sys.executable, __file__, json.dumps({"scale": scale, "layout": layout})], text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -61,16 +62,6 @@ class Ranks:
             process.wait()
 
 
-def status(name: str) -> int:
-    with open("/proc/self/status", encoding="ascii") as file:
-        return next(int(line.split()[1]) * 1024 for line in file if line.startswith(name + ":"))
-
-
-def bytes_read() -> int:
-    with open("/proc/self/io", encoding="ascii") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith("read_bytes"))
-
-
 class Rank:
     def __init__(self, scale: str, layout: str):
         import torch
@@ -85,7 +76,7 @@ class Rank:
         self.tiny = scale == "tiny"
         more = {"vocab_size": 64, "n_positions": 64, "n_head": 1} if self.tiny else {"n_head": width // 64}
         self.config = GPT2Config(n_embd=width, n_layer=layers, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, **more)
-        self.before, self.make = status("VmRSS"), GPT2LMHeadModel
+        self.before, self.make = proc_status("VmRSS"), GPT2LMHeadModel
 
     def build(self, train: bool = True) -> dict[str, Any]:
         """The model and, by one step of training, the optimizer's state."""
@@ -144,11 +135,11 @@ class Rank:
     def resume(self, path: str, tag: str) -> dict[str, Any]:
         """Into this state; or, in ranks that have not trained, into memory that nobody has touched."""
         self.smp.barrier()
-        read, begin = bytes_read(), time.perf_counter()
+        read, begin = proc_io()["read_bytes"], time.perf_counter()
         self.smp.resume_from_checkpoint(path, tag)
         self.model.partition()  # with which the weights come; the first step would make it
-        return {"seconds": time.perf_counter() - begin, "read": bytes_read() - read, "peak": status("VmHWM") - self.before,
-                "state": sum(t.numel() * t.element_size() for t in self.tensors())}
+        return {"seconds": time.perf_counter() - begin, "read": proc_io()["read_bytes"] - read,
+                "peak": proc_status("VmHWM") - self.before, "state": sum(t.numel() * t.element_size() for t in self.tensors())}
 
     def copy(self, threads: int = 2) -> dict[str, Any]:
         """A warm copy of the state, by so many threads."""

@@ -96,23 +96,19 @@ class Index:
     # Of a tensor that lies in one piece: number of its file, byte offset, strides in elements. Else None.
     def place(self, name: str) -> tuple[int, int, list[int]] | None: ...
     # Reading boxes into memory. A want: (name, dtype, global shape, box offset, box extent, address, nbytes, strides in
-    # elements). Missing tensors raise unless allow_missing.
+    # elements). Missing tensors raise.
     def prepare(
         self,
         wants: Sequence[tuple[str, str, Sequence[int], Sequence[int], Sequence[int], int, int, Sequence[int]]],
-        allow_missing: bool = False,
         where: str = "",
     ) -> Reading: ...
 
 class Reading:
     """Reads that are planned. The memory that the wants name must be there until they are run."""
 
-    # {"missing": [...], "unexpected": [...], "cast": [...], "tied": [...], "bytes_needed": n, "bytes_read": n}
-    report: dict[str, Any]
     def announcement(self) -> bytes: ...  # src/storage/shared_reads.h
     # `announcements`: of all ranks, who run theirs at the same time; none: nobody else reads.
-    def run(self, announcements: Sequence[bytes] = (), rank: int = 0, budget: int = 64 << 20, threads: int = 2,
-            check: bool = True) -> None: ...
+    def run(self, announcements: Sequence[bytes] = (), rank: int = 0) -> None: ...
 
 def read_hf(folder: str) -> Index: ...  # names as in the files
 def read_hf_logical(folder: str, model: Model) -> Index: ...  # our names; report of unexpected ones in values["unexpected"]

@@ -8,6 +8,8 @@
 #include <new>
 #include <thread>
 
+#include "storage/large_pages.h"
+
 namespace shardsmith {
 namespace {
 
@@ -50,8 +52,8 @@ std::byte* SnapshotBuffer::reserve(uint64_t size) {
   const uint64_t wanted = rounded(size, kHugePage);
   void* memory = ::mmap(nullptr, wanted, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) throw std::bad_alloc();
-  ::madvise(memory, wanted, MADV_HUGEPAGE);  // where there are none, small ones serve
   data_ = static_cast<std::byte*>(memory);
+  prefer_large_pages({data_, static_cast<size_t>(wanted)});
   capacity_ = wanted;
   return data_;
 }

@@ -134,9 +134,10 @@ void write_shards(Job& job, const std::string& folder, const std::vector<Shard>&
                   const std::vector<std::pair<std::string, std::string>>& ties, uint64_t bytes) {
   for (size_t i = 0; i < shards.size(); ++i) {
     std::vector<std::pair<std::string, std::string>> metadata{{"format", "pt"}};
-    for (const auto& [name, kept] : ties) {
-      const bool here = std::any_of(shards[i].begin(), shards[i].end(), [&](const Named& n) { return n.name == kept; });
-      if (here) metadata.emplace_back(name, kept);
+    for (const auto& tie : ties) {
+      const bool here =
+          std::any_of(shards[i].begin(), shards[i].end(), [&](const Named& n) { return n.name == tie.second; });
+      if (here) metadata.push_back(tie);
     }
     write_shard(job, join(folder, shard_name(i, shards.size())), shards[i], metadata);
   }

@@ -13,6 +13,8 @@ namespace {
 struct Announcement {
   std::string host, files;
   std::vector<std::vector<bool>> blocks;
+
+  bool has(size_t file, size_t block) const { return block < blocks[file].size() && blocks[file][block]; }
 };
 
 std::string digest_of(const Index& index) {
@@ -44,8 +46,7 @@ Announcement parse(const std::string& message) {
 }  // namespace
 
 std::string SharedReads::announce(const Plan& plan, const Index& index, const std::string& host) {
-  std::vector<std::string> digits;
-  digits.resize(index.files.size());
+  std::vector<std::string> digits(index.files.size());
   for (const Read& read : plan.reads) {
     if (read.length == 0 || read.file >= index.files.size()) continue;
     std::string& own = digits[read.file];
@@ -80,14 +81,12 @@ SharedReads::SharedReads(const std::vector<std::string>& announcements, int rank
     shared_.emplace_back(count);
     place_.emplace_back(count);
     for (size_t block = 0; block < count; ++block) {
-      size_t readers = 0;
-      for (const Announcement& one : here) readers += block < one.blocks[file].size() && one.blocks[file][block];
+      const auto reads = [&](const Announcement& one) { return one.has(file, block); };
       place_[file][block] = place;
-      if (readers < 2) continue;
+      if (std::count_if(here.begin(), here.end(), reads) < 2) continue;
       ++place;
-      shared_[file][block] = block < own.blocks[file].size() && own.blocks[file][block];
-      for (size_t i = 0; i < here.size(); ++i)
-        if (block < here[i].blocks[file].size() && here[i].blocks[file][block]) shares[i] = true;
+      shared_[file][block] = reads(own);
+      for (size_t i = 0; i < here.size(); ++i) shares[i] = shares[i] || reads(here[i]);
     }
   }
   for (size_t i = 0; i < me; ++i) own_ += shares[i];

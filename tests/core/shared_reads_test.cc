@@ -4,11 +4,11 @@
 
 #include <algorithm>
 #include <map>
-#include <mutex>
 #include <numeric>
 #include <thread>
 
 #include "base/error.h"
+#include "counting_storage.h"
 #include "storage/shared_reads.h"
 #include "storage/transfer.h"
 #include "test_files.h"
@@ -81,47 +81,6 @@ TEST(SharedReads, WhatIsNoAnnouncementIsAnError) {
   EXPECT_THROW(SharedReads({good}, 1), Error);
 }
 
-// Which bytes were read in which way.
-class WatchedStorage final : public Storage {
- public:
-  std::map<Access, uint64_t> bytes;
-  std::mutex mutex;
-
-  std::unique_ptr<ReadFile> open_read(const std::string& path, Access access) override {
-    return std::make_unique<File>(local_storage().open_read(path, access), access, *this);
-  }
-  std::unique_ptr<WriteFile> create(const std::string&, Access, uint64_t) override { std::abort(); }
-  std::unique_ptr<WriteFile> open_write(const std::string&, Access) override { std::abort(); }
-  Stat stat(const std::string& path) override { return local_storage().stat(path); }
-  std::vector<std::string> list(const std::string&) override { std::abort(); }
-  void make_directory(const std::string&) override { std::abort(); }
-  void rename(const std::string&, const std::string&) override { std::abort(); }
-  bool exchange(const std::string&, const std::string&) override { std::abort(); }
-  void remove_file(const std::string&) override { std::abort(); }
-  void remove_directory(const std::string&) override { std::abort(); }
-  void sync_directory(const std::string&) override { std::abort(); }
-  uint64_t free_bytes(const std::string&) override { return 0; }
-
- private:
-  class File final : public ReadFile {
-   public:
-    File(std::unique_ptr<ReadFile> file, Access access, WatchedStorage& watched)
-        : file_(std::move(file)), access_(access), watched_(watched) {}
-    uint64_t size() const override { return file_->size(); }
-    void read(uint64_t offset, std::span<std::byte> out) override {
-      file_->read(offset, out);
-      const std::lock_guard lock(watched_.mutex);
-      watched_.bytes[access_] += out.size();
-    }
-    const std::string& path() const override { return file_->path(); }
-
-   private:
-    const std::unique_ptr<ReadFile> file_;
-    const Access access_;
-    WatchedStorage& watched_;
-  };
-};
-
 // A matrix whose columns two ranks halve, so that both read all of it, between two vectors that one rank alone has.
 TEST(SharedReads, ATransferGoesThroughTheCacheForThemAndAroundItForTheRest) {
   constexpr int64_t kRows = 3000, kColumns = 1024, kVector = 4 << 20;
@@ -151,7 +110,7 @@ TEST(SharedReads, ATransferGoesThroughTheCacheForThemAndAroundItForTheRest) {
   }
   const std::vector<std::string> told{SharedReads::announce(plans[0], index, "here"),
                                       SharedReads::announce(plans[1], index, "here")};
-  std::vector<WatchedStorage> storages(2);
+  std::vector<CountingStorage> storages(2);
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < 2; ++rank)
     ranks.emplace_back([&, rank] {
@@ -171,9 +130,9 @@ TEST(SharedReads, ATransferGoesThroughTheCacheForThemAndAroundItForTheRest) {
     for (int64_t i = 0; i < kVector; ++i) good &= vectors[rank][i] == begin + i;
     EXPECT_TRUE(good) << "rank " << rank;
     // At the ends of the matrix blocks belong to both.
-    EXPECT_GE(storages[rank].bytes[Access::kBuffered], at(kRows * kHalf));
-    EXPECT_LE(storages[rank].bytes[Access::kBuffered], at(kRows * kColumns) + (20 << 20));
-    EXPECT_GE(storages[rank].bytes[Access::kDirect], at(kVector) / 2);
+    EXPECT_GE(storages[rank].buffered, at(kRows * kHalf));
+    EXPECT_LE(storages[rank].buffered, at(kRows * kColumns) + (20 << 20));
+    EXPECT_GE(storages[rank].direct, at(kVector) / 2);
   }
 }
 

@@ -1,7 +1,6 @@
 """Small models, and ranks as processes, for the tests of smp and finetune."""
 import json
 import os
-import socket
 import subprocess
 import sys
 import textwrap
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import preloaded
 import shardsmith
+from shardsmith.launcher.local import free_port
 
 ROOT = Path(shardsmith.__file__).parent.parent
 REPOSITORY = Path(__file__).parent.parent.parent
@@ -50,12 +50,6 @@ def make_models(folder):
     out = maker.communicate()[0]
     assert maker.returncode == 0, out
     return Path(folder)
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 HEAD = """
@@ -164,3 +158,8 @@ class Ranks:
 
 def run(body, ranks, models, folder, **kwargs):
     return Ranks(body, ranks, models, folder, **kwargs).results()
+
+
+def with_names(text, **names):
+    """A program that knows these values."""
+    return "".join(f"{name} = {value!r}\n" for name, value in names.items()) + text

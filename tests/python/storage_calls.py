@@ -22,6 +22,11 @@ def library():
     return str(target)
 
 
+def environment():
+    """Of ranks whose calls are counted."""
+    return {"LD_PRELOAD": library()}
+
+
 # For the program of a rank. arm(): from now on counts, and does `action` at call `at` (from 0).
 HEAD = f"""
 import ctypes

@@ -6,7 +6,7 @@ import re
 import pytest
 
 import storage_calls
-from smp_helpers import Ranks, make_models, run
+from smp_helpers import Ranks, make_models, run, with_names
 from test_state_dicts import TWO
 
 PEER_TIMEOUT = 6
@@ -212,16 +212,8 @@ def models(tmp_path_factory):
     return make_models(tmp_path_factory.mktemp("models"))
 
 
-def _program(text, **names):
-    return "".join(f"{name} = {value!r}\n" for name, value in names.items()) + text
-
-
-def _preload():
-    return {"LD_PRELOAD": storage_calls.library()}
-
-
 def test_ranks_that_disagree_are_all_told_who(models, tmp_path):
-    zero, one = run(_program(DISAGREE_PROGRAM, DISAGREE=DISAGREE), 2, models, tmp_path, env=_preload())
+    zero, one = run(with_names(DISAGREE_PROGRAM, DISAGREE=DISAGREE), 2, models, tmp_path, env=storage_calls.environment())
     for name, (_, _, words) in DISAGREE.items():
         kind, text, seconds = zero[name]
         assert text and one[name][:2] == [kind, text], f"{name}: {zero[name]}, {one[name]}"
@@ -236,8 +228,8 @@ def test_ranks_that_disagree_are_all_told_who(models, tmp_path):
     if not (at == 0 and ("dead" in name or "stopped" in name or "late" in name))])
 def test_a_rank_that_is_not_there_is_named_in_time(models, tmp_path, name, at):
     others, at_fault = LEAVE[name]
-    ranks = Ranks(_program(LEAVE_PROGRAM, NAME=name, OTHERS=others, AT_FAULT=at_fault, AT=at, LIMIT=PEER_TIMEOUT,
-                           PAUSE=PEER_TIMEOUT + 3), 2, models, tmp_path, env=_preload())
+    ranks = Ranks(with_names(LEAVE_PROGRAM, NAME=name, OTHERS=others, AT_FAULT=at_fault, AT=at, LIMIT=PEER_TIMEOUT,
+                             PAUSE=PEER_TIMEOUT + 3), 2, models, tmp_path, env=storage_calls.environment())
     out = ranks.processes[1 - at].communicate(timeout=90)[0]
     if "stopped" in name:
         ranks.processes[at].kill()
@@ -256,7 +248,7 @@ def test_a_rank_that_is_not_there_is_named_in_time(models, tmp_path, name, at):
 
 @pytest.mark.parametrize("points", [2, pytest.param(25, marks=pytest.mark.long)])
 def test_a_storage_that_fails_for_one_rank_is_everybodys_error(models, tmp_path, points):
-    zero, one = run(_program(FAIL_PROGRAM, POINTS=points), 2, models, tmp_path, env=_preload())
+    zero, one = run(with_names(FAIL_PROGRAM, POINTS=points), 2, models, tmp_path, env=storage_calls.environment())
     tried = failed = 0
     for kind in ("partial", "full", "partial in the background", "full in the background"):
         assert zero[kind + " left"] == []

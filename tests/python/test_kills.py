@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 import storage_calls
-from smp_helpers import Ranks, make_models, run
+from smp_helpers import Ranks, make_models, run, with_names
 from test_cli import PROGRAM
 from test_state_dicts import TWO
 
@@ -110,14 +110,6 @@ def models(tmp_path_factory):
     return make_models(tmp_path_factory.mktemp("models"))
 
 
-def _program(text, **names):
-    return "".join(f"{name} = {value!r}\n" for name, value in names.items()) + text
-
-
-def _preload():
-    return {"LD_PRELOAD": storage_calls.library()}
-
-
 def _points(count, calls, seed=6):
     """Every kind, scenario and victim in turn, at calls that are drawn."""
     combinations = [(kind, scenario, victim) for scenario in SCENARIOS for victim in VICTIMS for kind in KINDS]
@@ -163,7 +155,7 @@ def _check_folder(folder, kind, had_old):
 
 
 def _campaign(models, tmp_path, count):
-    counts = run(_program(COUNTS, LIMIT=60), 2, models, tmp_path / "counts", env=_preload())
+    counts = run(with_names(COUNTS, LIMIT=60), 2, models, tmp_path / "counts", env=storage_calls.environment())
     old, new = ([rank["digests"][i] for rank in counts] for i in (0, 1))
     assert old[0] != new[0] and old[1] != new[1]
     waiting, running, survivors = list(_points(count, counts)), [], 0
@@ -172,14 +164,14 @@ def _campaign(models, tmp_path, count):
         while waiting and len(running) < 2:
             kind, scenario, victim, at_rank, at = waiting.pop(0)
             folder = tmp_path / f"point{len(folders)}"
-            program = _program(DIES, LIMIT=PEER_TIMEOUT, KIND=kind, SCENARIO=scenario, VICTIM=victim, AT=at, AT_RANK=at_rank)
+            program = with_names(DIES, LIMIT=PEER_TIMEOUT, KIND=kind, SCENARIO=scenario, VICTIM=victim, AT=at, AT_RANK=at_rank)
             folders.append((folder / "ck", kind, bool(SCENARIOS[scenario][0]), f"{kind}, {scenario}, {victim} at {at}"))
-            running.append((Ranks(program, 2, models, folder, env=_preload()), folder, victim, at_rank))
+            running.append((Ranks(program, 2, models, folder, env=storage_calls.environment()), folder, victim, at_rank))
         survivors += _check_survivors(*running.pop(0))
     for folder, kind, had_old, _ in folders:
         _check_folder(folder, kind, had_old)
-    resumed = run(_program(RESUMES, LIMIT=60, FOLDERS=[(str(folder), kind, had_old) for folder, kind, had_old, _ in folders
-                                                       if folder.exists()]), 2, models, tmp_path / "resumed", env=_preload())
+    there = [(str(folder), kind, had_old) for folder, kind, had_old, _ in folders if folder.exists()]
+    resumed = run(with_names(RESUMES, LIMIT=60, FOLDERS=there), 2, models, tmp_path / "resumed", env=storage_calls.environment())
     ends = {"old": 0, "new": 0, "none": 0}
     for folder, kind, had_old, what in folders:
         if not folder.exists():

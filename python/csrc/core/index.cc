@@ -34,8 +34,7 @@ const TensorEntry& entry(const Index& index, const std::string& name) {
 // What is to be read of an index, and where to. Points into the index and at the memory that the wants name.
 class Reading {
  public:
-  Reading(const Index& index, const std::vector<WantTuple>& wants, bool allow_missing, const std::string& where)
-      : index_(index) {
+  Reading(const Index& index, const std::vector<WantTuple>& wants, const std::string& where) : index_(index) {
     Target target;
     for (const auto& [name, dtype, shape, offset, extent, address, size, strides] : wants) {
       Want want;
@@ -49,42 +48,26 @@ class Reading {
       destinations_.push_back({{reinterpret_cast<std::byte*>(address), static_cast<size_t>(size)}});
     }
     plan_ = make_plan(index, target);
-    if (!allow_missing) require_complete(plan_, where);
+    require_complete(plan_, where);
   }
 
   std::string announcement() const { return SharedReads::announce(plan_, index_, host_identity()); }
 
   // `announcements`: of all ranks, by rank; empty: nobody else reads.
-  void run(const std::vector<std::string>& announcements, int rank, uint64_t budget, int threads, bool check) const {
+  void run(const std::vector<std::string>& announcements, int rank) const {
     std::optional<SharedReads> shared;
     if (!announcements.empty()) shared.emplace(announcements, rank);
     for (const Destination& destination : destinations_) prefer_large_pages(destination.bytes);
     TransferOptions options;
-    options.budget = budget;
-    options.threads = threads;
-    options.check = check;
     options.shared = shared ? &*shared : nullptr;
     execute(plan_, index_, destinations_, local_storage(), options);
   }
-
-  const Report& report() const { return plan_.report; }
 
  private:
   const Index& index_;
   std::vector<Destination> destinations_;
   Plan plan_;
 };
-
-py::dict report_of(const Report& report) {
-  py::dict result;
-  result["missing"] = report.missing;
-  result["unexpected"] = report.unexpected;
-  result["cast"] = report.cast;
-  result["tied"] = report.tied;
-  result["bytes_needed"] = report.bytes_needed;
-  result["bytes_read"] = report.bytes_read;
-  return result;
-}
 
 py::list names_of(const Index& index) {
   py::list names;
@@ -138,16 +121,14 @@ void bind_index(py::module_& m) {
       .def("alias_of", [](const Index& index, const std::string& name) { return entry(index, name).alias_of; })
       .def(
           "prepare",
-          [](const Index& index, const std::vector<WantTuple>& wants, bool allow_missing, const std::string& where) {
-            return std::make_unique<Reading>(index, wants, allow_missing, where);
+          [](const Index& index, const std::vector<WantTuple>& wants, const std::string& where) {
+            return std::make_unique<Reading>(index, wants, where);
           },
-          py::arg("wants"), py::arg("allow_missing") = false, py::arg("where") = "", py::keep_alive<0, 1>(),
-          Unlocked());
+          py::arg("wants"), py::arg("where") = "", py::keep_alive<0, 1>(), Unlocked());
   py::class_<Reading>(m, "Reading")
       .def("announcement", [](const Reading& reading) { return py::bytes(reading.announcement()); })
-      .def_property_readonly("report", [](const Reading& reading) { return report_of(reading.report()); })
       .def("run", &Reading::run, py::arg("announcements") = std::vector<std::string>(), py::arg("rank") = 0,
-           py::arg("budget") = 64 << 20, py::arg("threads") = 2, py::arg("check") = true, Unlocked());
+           Unlocked());
 
   m.def(
       "read_hf", [](const std::string& folder) { return read_hf(local_storage(), folder); }, Unlocked());

@@ -60,14 +60,10 @@ class Launcher:
             shutil.rmtree(self._failures, ignore_errors=True)
 
     def _start(self) -> None:
-        # A port that was free a moment ago: another program may take it, and then the ranks say so.
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
         common = {
             **os.environ, **heap.environment({**os.environ, **self.environment}, self.threads), **self.environment,
             "WORLD_SIZE": str(self.ranks), "LOCAL_WORLD_SIZE": str(self.ranks),
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": str(self.threads),
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": str(self.threads),
             LAUNCHER_PID: str(os.getpid()), failure.FOLDER: self._failures,
         }
         for rank in range(self.ranks):
@@ -136,6 +132,13 @@ class Launcher:
                 child.kill()  # works on a stopped process too
         for child in children:
             child.wait()
+
+
+def free_port() -> int:
+    """One that was free a moment ago: another program may take it, and then the ranks say so."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def worker_command(module: str, *arguments: str) -> list[str]:

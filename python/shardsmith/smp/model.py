@@ -178,14 +178,14 @@ class DistributedModel(ModelQueries, nn.Module):
             for param in self._local.values():
                 param.data = param.data.to(state.device)
         source = weightless.source_of(self.module)
-        if source is not None and state.stages == 1:
+        if state.stages > 1:
+            if source is None:  # else it is guarded already
+                weightless.guard(self.module, self._guard)
+            return
+        if source is not None:
             weightless.release(source)
-            if state.mesh.tp_size > 1:
-                self._guard.released += [handle.remove for handle in weightless.guard_forward(self.module)]
-        elif source is None and state.stages > 1:
-            weightless.guard(self.module, self._guard)
-        elif source is None and state.mesh.tp_size > 1:
-            self._guard.released += [handle.remove for handle in weightless.guard_forward(self.module)]
+        if state.mesh.tp_size > 1:
+            weightless.guard_forward(self.module, self._guard)
 
     def _slice_parameters(self) -> None:
         """Parameters get the shapes of this rank's part, and its values where the module has any."""

@@ -90,9 +90,9 @@ def _refuse_to_compute(*args: Any, **kwargs: Any) -> NoReturn:
                                "with smp.step; by itself it doesn't have all of its weights on this rank")
 
 
-def guard_forward(module: nn.Module) -> list[Any]:
-    """Makes calling the module itself, or one inside of it, an error. Returns the handles that end that."""
-    return [part.register_forward_pre_hook(_refuse_to_compute, prepend=True) for part in module.modules()]
+def guard_forward(module: nn.Module, source: Source) -> None:
+    """Makes calling the module itself, or one inside of it, an error until `release`."""
+    source.released += [part.register_forward_pre_hook(_refuse_to_compute, prepend=True).remove for part in module.modules()]
 
 
 def guard(module: nn.Module, source: Source) -> None:
@@ -103,7 +103,8 @@ def guard(module: nn.Module, source: Source) -> None:
         target.__dict__[name] = value
         marked.append((target, name))
 
-    handles = guard_forward(module)
+    guard_forward(module, source)
+    handles = []
     for part in module.modules():
         handles.append(part.register_state_dict_pre_hook(_refuse("this model has no state_dict yet")))
         mark(part, "__deepcopy__", _refuse("this model can't be copied yet"))

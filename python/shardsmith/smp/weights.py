@@ -127,10 +127,15 @@ def _add(staging: Staging, tensor: torch.Tensor, parts: list[Piece], stored: Cal
 def read_together(prepare: Callable[[], Reading | None]) -> None:
     """Called by all ranks, each of which reads what its `prepare` returns: all return something, or none does. What ranks of
     one machine have in common is read from the disk once."""
-    if (prepared := state.together(prepare)) is None:
+    def plan() -> tuple[Staging, Any, bytes] | None:
+        if (prepared := prepare()) is None:
+            return None
+        staging, index, where = prepared
+        return staging, index, staging.prepare(index, where)
+
+    if (planned := state.together(plan)) is None:
         return
-    staging, index, where = prepared
-    announcement = state.together(lambda: staging.prepare(index, where))
+    staging, index, announcement = planned
     announcements = state.exchange(announcement) if state.size > 1 else []
     state.together(lambda: staging.read_prepared(index, announcements, state.rank))
 
@@ -148,7 +153,7 @@ def copy_parameters(model: DistributedModel, pending: Pending) -> None:
 
 
 def _wanted(model: DistributedModel, pending: Pending) -> Staging:
-    pending.compare(model)
+    """Once `pending` has been compared with the model."""
     staging = Staging()
     for name, master in (model.masters or {}).items():
         _add(staging, master, model.optimized_pieces(name), pending.stored_name)
