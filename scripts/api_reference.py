@@ -26,6 +26,15 @@ SECTIONS: list[tuple[str, list[str]]] = [
     ("Checkpoints", ["save_checkpoint", "wait_for_checkpoint", "resume_from_checkpoint", "save", "load",
                      "sharded_data_parallel_checkpoint.get_full_state_dict_from_sharded_data_parallel_checkpoint",
                      "sharded_data_parallel_checkpoint.get_param_shapes", "sharded_data_parallel_checkpoint.get_buffer_names"]),
+    ("Layers", ["tp_register", "tp_register_with_module", *(f"nn.{name}" for name in (
+        "DistributedModule", "DistributedLinear", "DistributedEmbedding", "DistributedAttentionLayer",
+        "DistributedTransformerOutputLayer", "DistributedTransformerLayer", "DistributedTransformer",
+        "DistributedTransformerLMHead", "FusedLayerNorm", "FlashAttentionLayer")), "nn.FlashAttentionLayer.forward",
+        *(f"nn.huggingface.{family}.{name}_{family}" for family in (
+            "gpt2", "gptneox", "bert", "llama", "mistral", "qwen2", "gptj", "gptneo", "roberta")
+          for name in ("translate_hf_state_dict_to_smdistributed", "translate_state_dict_to_hf")),
+        "nn.huggingface.gpt2.get_hf_gpt2_transformer_layer_hooks"]),
+    ("Optimizers", ["optimizers.FusedLAMB", "optimizers.FusedNovoGrad"]),
     ("Helpers", ["utils.get_distribution_axis", "utils.rmsg", "hvd_average_grads"]),
 ]
 # Of the classes: what is for scripts.

@@ -51,6 +51,7 @@ class Stage:
         pipeline: str = "interleaved",  # or "simple"
         active_microbatches: int = 0,  # that may hold activations at once; 0: stages + 2
         shard_optimizer_state: bool = False,
+        switches: dict[str, float] = {},  # src/nn/switches.h, by name
     ) -> None: ...
 
     def set_seed(self, seed: int) -> None: ...  # of dropout masks, between steps
@@ -115,3 +116,79 @@ def adamw_update(
     weight_decay: float,
     gradient_scale: float = 1.0,
 ) -> None: ...
+
+class ModuleStage:
+    """A torch module of any kind, between ranks (src/pipeline/module_stage.h); calls as Stage's."""
+
+    def __init__(
+        self,
+        config_json: str,  # the module's description: src/family/torch_module.cc
+        parameters: dict[str, torch.Tensor],  # this rank's
+        buffers: list[torch.Tensor],
+        rdp_group: dist.ProcessGroup | None = None,
+        tp_group: dist.ProcessGroup | None = None,
+        prescaled_batch: bool = True,
+        peer_timeout: float = 300.0,
+        bucket_cap_mb: float = 25.0,
+        shard_optimizer_state: bool = False,
+    ) -> None: ...
+    def begin_step(self, loss_scale: float = 1.0) -> None: ...
+    def backward(self, losses: list[torch.Tensor], gradients: list[torch.Tensor | None], scale: float) -> None: ...
+    def finish_step(self, reduce: bool) -> None: ...
+    def sync_parameters(self) -> None: ...
+    def sync_buffers(self) -> None: ...
+    def shards(self) -> list[tuple[str, int, int, int]]: ...
+    @property
+    def buckets(self) -> int: ...
+    def start_gather(self, bucket: int) -> None: ...
+    def finish_gather(self) -> None: ...
+    def gather_shards(self) -> None: ...
+    def grad_norm(self, norm_type: float = 2.0) -> float: ...
+    def clip_grad_norm(self, max_norm: float, norm_type: float = 2.0) -> float: ...
+
+# What smp.nn's layers are made of. All are differentiable.
+class TensorParallel:
+    """src/nn/tensor_parallel.h, with whole sequences. Graphs hold on to it: it must outlive them."""
+
+    def __init__(self, group: dist.ProcessGroup | None = None, peer_timeout: float = 300.0) -> None: ...
+    rank: int
+    size: int
+    def enter(self, x: torch.Tensor) -> torch.Tensor: ...  # [B, S, H]: as it is; its gradient is summed
+    def leave(self, x: torch.Tensor) -> torch.Tensor: ...  # [B, S, H]: the ranks' sum
+    def gather_columns(self, x: torch.Tensor, total: int) -> torch.Tensor: ...  # [..., own] -> [..., total]
+    def gather_rows(self, x: torch.Tensor) -> torch.Tensor: ...  # [n, ...] of own samples -> [size * n, ...]
+    def own_rows(self, x: torch.Tensor) -> torch.Tensor: ...  # back
+
+_Place = tuple[bool, int, int, int]  # of dropout masks: active, seed, step, number of the first sample
+
+def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, epsilon: float) -> torch.Tensor: ...
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor: ...
+def linear_activation(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str,
+                      fused: bool) -> torch.Tensor: ...
+def dropout(x: torch.Tensor, p: float, site: int, place: _Place) -> torch.Tensor: ...
+def dropout_add(x: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor, p: float, site: int,
+                place: _Place) -> torch.Tensor: ...  # residual + dropout(x + bias)
+# src/nn/attention.h: q [B, n, S, d], k and v [B, kv, T, d], mask broadcasting to [B, n, S, T], bool or added.
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    *,
+    causal: bool,
+    scale: float,
+    slopes: torch.Tensor | None = None,
+    dropout: float = 0.0,
+    site: int = 0,
+    first_head: int = 0,
+    place: _Place = ...,
+    flash: bool = True,
+    fused_softmax: bool = True,
+    in_fp32: bool = False,
+    query_key_layer: int = 0,
+) -> torch.Tensor: ...
+def alibi_slopes(heads: int, bias_max: float, first: int, count: int) -> torch.Tensor: ...  # [count]
+# Mean cross-entropy of hidden [B, S, H] over weight [V, H]; shifted: position t predicts label t + 1.
+def lm_loss(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, bias: torch.Tensor | None = None, *,
+            shifted: bool, ranks: TensorParallel | None = None, first_row: int = 0, vocab_size: int = 0,
+            parts: int = 1) -> torch.Tensor: ...

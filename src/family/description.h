@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 
 namespace shardsmith {
@@ -69,6 +70,8 @@ struct ModelDescription {
   double embedding_dropout = 0, attention_dropout = 0, hidden_dropout = 0;
   double classifier_dropout = 0;  // on the pooler's output, before the classifier
   double initializer_range = 0.02;
+  // Of a torch_module: the dimension along which tensor-parallel ranks share a tensor, by name; all else is whole.
+  std::map<std::string, int> split_axes;
   bool operator==(const ModelDescription&) const = default;
 };
 

@@ -14,6 +14,7 @@ FamilyModel describe_gpt2(const Value& config);
 FamilyModel describe_llama(const Value& config);  // and mistral, qwen2
 FamilyModel describe_gpt_neox(const Value& config);
 FamilyModel describe_bert(const Value& config);
+FamilyModel describe_torch_module(const Value& config);
 
 // Reads a config.json key by key. A key that is null counts as absent. Errors are kCorrupt and name the key.
 class Config {

@@ -19,6 +19,9 @@ constexpr Family kFamilies[] = {
     {"qwen2", describe_llama}, {"gpt_neox", describe_gpt_neox}, {"bert", describe_bert},
 };
 
+// What smp.DistributedModel makes of a module of no family. No transformers configuration says so.
+constexpr Family kAnyModule{"torch_module", describe_torch_module};
+
 // Blocks beyond this are a mistake in a file, not a model.
 constexpr int64_t kMostLayers = 10'000;
 
@@ -122,6 +125,11 @@ FamilyModel describe_model(const Value& config) {
   if (!config.get_if<Dict>()) fail(ErrorKind::kCorrupt, "config.json: not a JSON object");
   const Value* found = config.find("model_type");
   const std::string* type = found ? found->get_if<std::string>() : nullptr;
+  if (type && *type == kAnyModule.model_type) {
+    FamilyModel model = kAnyModule.describe(config);
+    check_countable(model);
+    return model;
+  }
   std::string known;
   for (const Family& family : kFamilies) {
     known += (known.empty() ? "" : ", ") + std::string(family.model_type);

@@ -8,6 +8,7 @@ namespace shardsmith {
 namespace {
 
 bool fits(const ModelDescription& model, int degree) {
+  if (model.model_type == "torch_module") return true;  // its layers have looked for themselves
   const int64_t kv = model.num_key_value_heads;
   return model.num_attention_heads % degree == 0 && (kv % degree == 0 || degree % kv == 0) &&
          model.intermediate_size >= degree;
@@ -49,6 +50,11 @@ void check_tensor_parallel(const ModelDescription& model, int degree) {
 Box tensor_parallel_box(const ModelDescription& model, const std::string& name, const Shape& shape, int rank,
                         int degree) {
   if (degree == 1 || shape.empty()) return whole(shape);
+  if (model.model_type == "torch_module") {
+    const auto axis = model.split_axes.find(name);
+    return axis == model.split_axes.end() ? whole(shape)
+                                          : share(shape, static_cast<size_t>(axis->second), rank, degree);
+  }
   const int64_t rows = shape[0];
   if (name == "word_embedding.weight" || name == "lm_head.weight" || name == "lm_head.bias") {
     const int64_t each = (rows + degree - 1) / degree, begin = std::min(rows, each * rank);

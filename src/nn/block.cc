@@ -4,8 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
+#include "nn/attention.h"
 #include "nn/linear_cpu.h"
 
 namespace shardsmith {
@@ -25,12 +25,19 @@ bool has_gradient(const std::vector<Linear>& linears) {
 
 at::Tensor normalize(const at::Tensor& x, const Norm& norm, const ModelDescription& description,
                      const TensorParallel& ranks) {
-  return normalize(x, ranks.replicated(norm.weight), ranks.replicated(norm.bias), description.norm,
-                   description.layernorm_epsilon);
+  const at::Tensor weight = ranks.replicated(norm.weight), bias = ranks.replicated(norm.bias);
+  const at::ScalarType narrow = weight.scalar_type(), wide = x.scalar_type();
+  if (narrow == wide || wide != at::kFloat)
+    return normalize(x, weight, bias, description.norm, description.layernorm_epsilon);
+  // A float32 residual stream with narrow parameters.
+  return normalize(x, weight.to(wide), bias.defined() ? bias.to(wide) : bias, description.norm,
+                   description.layernorm_epsilon)
+      .to(narrow);
 }
 
-Block::Block(const ModelDescription& m, const Parameters& p, int64_t layer, const TensorParallel& ranks)
-    : description_(m), layer_(layer), ranks_(ranks) {
+Block::Block(const ModelDescription& m, const Parameters& p, int64_t layer, const TensorParallel& ranks,
+             const BlockSwitches& switches)
+    : description_(m), layer_(layer), ranks_(ranks), switches_(switches) {
   const std::string name = "transformer.seq_layers." + std::to_string(layer);
   const std::string attention = name + ".attention.", output = name + ".output.";
   const std::string which = m.post_layernorm ? "layernorm" : "pre_layernorm";
@@ -45,6 +52,9 @@ Block::Block(const ModelDescription& m, const Parameters& p, int64_t layer, cons
   kv_copies_ = static_cast<int>(std::max<int64_t>(1, ranks.size() / m.num_key_value_heads));
   scale_ = m.scale_attention >= 0 ? m.scale_attention : 1.0 / std::sqrt(static_cast<double>(m.attention_head_size));
   if (m.scale_by_inverse_layer) scale_ /= static_cast<double>(layer + 1);
+  if (switches.use_alibi)
+    slopes_ = alibi_slopes(m.num_attention_heads, switches.alibi_bias_max, ranks.rank() * heads_, heads_)
+                  .to(dense_.weight.device());
 }
 
 at::Tensor Block::normed(const at::Tensor& x, const Norm& norm) const {
@@ -63,7 +73,7 @@ at::Tensor Block::hidden_dropout(const at::Tensor& x, int which, const BlockCont
   return dropout(x, description_.hidden_dropout, site(layer_, which), context.dropout, static_cast<uint64_t>(first));
 }
 
-at::Tensor Block::attend(const at::Tensor& x, const BlockContext& context, const at::Tensor& residual) const {
+at::Tensor Block::attended(const at::Tensor& x, const BlockContext& context) const {
   const int64_t d = description_.attention_head_size;
   const at::Tensor in = ranks_.enter(x, context.sequence);
   const int64_t batch = in.size(0), sequence = in.size(1);
@@ -87,63 +97,53 @@ at::Tensor Block::attend(const at::Tensor& x, const BlockContext& context, const
     k = rotate(k, *context.rotary, context.positions);
   }
   const at::Tensor y = scores_and_sum(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), context);
-  return by_rows(dense_, y.transpose(1, 2).reshape({batch, sequence, heads_ * d}), residual);
+  return y.transpose(1, 2).reshape({batch, sequence, heads_ * d});
 }
 
 // q [B, n, S, d], k and v [B, kv, S, d] -> [B, n, S, d].
-at::Tensor Block::scores_and_sum(const at::Tensor& q, at::Tensor k, at::Tensor v, const BlockContext& context) const {
-  const ModelDescription& m = description_;
-  const at::Tensor& mask = context.mask;
-  if (!context.dropout.active || m.attention_dropout <= 0) {
-    return at::scaled_dot_product_attention(q, k, v, mask.defined() ? std::optional<at::Tensor>(mask) : std::nullopt,
-                                            0.0, m.causal && !mask.defined(), scale_, heads_ != kv_heads_);
-  }
-  // torch's fused kernels draw their masks from a generator; ours come from a function, so the probabilities are
-  // spelled out here.
-  const int64_t sequence = q.size(2);
-  if (kv_heads_ != heads_) {
-    k = k.repeat_interleave(heads_ / kv_heads_, 1);
-    v = v.repeat_interleave(heads_ / kv_heads_, 1);
-  }
-  at::Tensor scores = at::matmul(q, k.transpose(2, 3)) * scale_;
-  at::Tensor seen = mask;
-  if (!seen.defined() && m.causal) seen = at::ones({sequence, sequence}, q.options().dtype(at::kBool)).tril();
-  if (seen.defined()) scores = scores.masked_fill(at::logical_not(seen), -std::numeric_limits<float>::infinity());
-  at::Tensor p = at::softmax(scores, -1, scores.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
-  const auto first = static_cast<uint64_t>(ranks_.rank() * heads_ * sequence * sequence);
-  p = dropout(p, m.attention_dropout, site(layer_, 0), context.dropout, first).to(v.scalar_type());
-  return at::matmul(p, v);
+at::Tensor Block::scores_and_sum(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                 const BlockContext& context) const {
+  AttentionOptions options;
+  options.causal = description_.causal && !context.mask.defined();  // a mask says it too
+  options.scale = scale_;
+  options.slopes = slopes_;
+  options.dropout = description_.attention_dropout;
+  options.site = site(layer_, 0);
+  options.first_head = ranks_.rank() * heads_;
+  options.switches = {switches_.flash_attention, switches_.fused_softmax, switches_.attention_in_fp32,
+                      switches_.query_key_layer_scaling ? layer_ + 1 : 0};
+  return attention(q, k, v, context.mask, options, context.dropout);
 }
 
-at::Tensor Block::feed_forward(const at::Tensor& x, const BlockContext& context, const at::Tensor& residual) const {
+at::Tensor Block::activated(const at::Tensor& x, const BlockContext& context) const {
   const Activation activation = description_.activation;
   const at::Tensor in = ranks_.enter(x, context.sequence);
   if (!description_.gated) {
     const Linear& first = in_[0];
-    const bool one = activation == Activation::kGeluTanh && cpu::has_linear(in, first.weight, first.bias);
-    const at::Tensor h =
-        one ? cpu::linear_gelu(in, first.weight, first.bias, first.in_out) : activate(first(in), activation);
-    return by_rows(out_, h, residual);
+    const bool one = switches_.fused_bias_gelu && activation == Activation::kGeluTanh &&
+                     cpu::has_linear(in, first.weight, first.bias);
+    return one ? cpu::linear_gelu(in, first.weight, first.bias, first.in_out) : activate(first(in), activation);
   }
-  if (in_.size() == 2) return by_rows(out_, gated(in_[0](in), in_[1](in), activation), residual);
+  if (in_.size() == 2) return gated(in_[0](in), in_[1](in), activation);
   const std::vector<at::Tensor> halves = in_[0](in).chunk(2, -1);
-  return by_rows(out_, gated(halves[0], halves[1], activation), residual);
+  return gated(halves[0], halves[1], activation);
 }
 
 at::Tensor Block::attention_branch(const at::Tensor& x, const BlockContext& context, const at::Tensor& residual) const {
   const at::Tensor in = description_.post_layernorm ? x : normed(x, attention_norm_);
-  return hidden_dropout(attend(in, context, residual), 1, context);
+  return hidden_dropout(by_rows(dense_, attended(in, context), residual), 1, context);
 }
 
 at::Tensor Block::output_branch(const at::Tensor& x, const BlockContext& context, const at::Tensor& residual) const {
   const at::Tensor in = description_.post_layernorm ? x : normed(x, output_norm_);
-  return hidden_dropout(feed_forward(in, context, residual), 2, context);
+  return hidden_dropout(by_rows(out_, activated(in, context), residual), 2, context);
 }
 
 // The residual may be added where the product's bias is: nothing comes between them.
 bool Block::adds_residual(const Linear& last, const at::Tensor& x, const BlockContext& context) const {
   const bool has_dropout = context.dropout.active && description_.hidden_dropout > 0;
-  return ranks_.size() == 1 && !has_dropout && cpu::has_linear(x, last.weight, last.bias);
+  return ranks_.size() == 1 && !has_dropout && !switches_.fp32_residual_addition &&
+         cpu::has_linear(x, last.weight, last.bias);
 }
 
 at::Tensor Block::attention_alone(const at::Tensor& x, const BlockContext& context) const {
@@ -154,14 +154,40 @@ at::Tensor Block::output_alone(const at::Tensor& x, const BlockContext& context)
   return output_branch(x, context, {});
 }
 
+// Each rank keeps the positions from the first on, which is what the kernel counts from.
+bool Block::fuses_dropout(const at::Tensor& x, const BlockContext& context) const {
+  return switches_.fused_dropout && !switches_.fp32_residual_addition && context.dropout.active &&
+         description_.hidden_dropout > 0 && !ranks_.splits_sequence() && x.numel() > 0;
+}
+
+at::Tensor Block::fused_sum(const at::Tensor& x, const Linear& last, const at::Tensor& in, int which,
+                            const BlockContext& context) const {
+  const at::Tensor y = ranks_.leave(last.product(in));
+  const at::Tensor bias = last.bias.defined() ? ranks_.replicated(last.bias) : last.bias;
+  return dropout_add(y, bias, x, description_.hidden_dropout, site(layer_, which), context.dropout);
+}
+
+at::Tensor Block::sum(const at::Tensor& x, const at::Tensor& branch) const {
+  if (!switches_.fp32_residual_addition || x.scalar_type() == at::kDouble) return x + branch;
+  return x.to(at::kFloat) + branch.to(at::kFloat);
+}
+
 at::Tensor Block::attention_sum(const at::Tensor& x, const BlockContext& context) const {
   if (adds_residual(dense_, x, context)) return attention_branch(x, context, x);
-  return x + attention_alone(x, context);
+  if (fuses_dropout(x, context)) {
+    const at::Tensor in = description_.post_layernorm ? x : normed(x, attention_norm_);
+    return fused_sum(x, dense_, attended(in, context), 1, context);
+  }
+  return sum(x, attention_alone(x, context));
 }
 
 at::Tensor Block::output_sum(const at::Tensor& x, const BlockContext& context) const {
   if (adds_residual(out_, x, context)) return output_branch(x, context, x);
-  return x + output_alone(x, context);
+  if (fuses_dropout(x, context)) {
+    const at::Tensor in = description_.post_layernorm ? x : normed(x, output_norm_);
+    return fused_sum(x, out_, activated(in, context), 2, context);
+  }
+  return sum(x, output_alone(x, context));
 }
 
 bool Block::attention_is_trainable() const {
@@ -180,8 +206,8 @@ at::Tensor Block::forward(const at::Tensor& x, const BlockContext& context,
   };
   const auto attention_trains = &Block::attention_is_trainable, output_trains = &Block::output_is_trainable;
   if (description_.parallel_residual) {
-    return x + part(x, checkpoint.attention, attention_trains, &Block::attention_alone) +
-           part(x, checkpoint.output, output_trains, &Block::output_alone);
+    return sum(sum(x, part(x, checkpoint.attention, attention_trains, &Block::attention_alone)),
+               part(x, checkpoint.output, output_trains, &Block::output_alone));
   }
   at::Tensor h = part(x, checkpoint.attention, attention_trains, &Block::attention_sum);
   if (description_.post_layernorm) h = normed(h, attention_norm_);

@@ -10,6 +10,7 @@
 #include "nn/dropout.h"
 #include "nn/functional.h"
 #include "nn/parameters.h"
+#include "nn/switches.h"
 #include "nn/tensor_parallel.h"
 
 namespace shardsmith {
@@ -30,7 +31,8 @@ at::Tensor normalize(const at::Tensor& x, const Norm& norm, const ModelDescripti
 class Block {
  public:
   // `ranks` must outlive it.
-  Block(const ModelDescription& description, const Parameters& parameters, int64_t layer, const TensorParallel& ranks);
+  Block(const ModelDescription& description, const Parameters& parameters, int64_t layer, const TensorParallel& ranks,
+        const BlockSwitches& switches = {});
   // x [B, ranks.positions(S).count, H] -> the same shape. Branches that `checkpoint` names are checkpointed.
   at::Tensor forward(const at::Tensor& x, const BlockContext& context, const ActivationCheckpoint& checkpoint) const;
   bool is_trainable() const { return attention_is_trainable() || output_is_trainable(); }
@@ -48,9 +50,16 @@ class Block {
   at::Tensor output_sum(const at::Tensor& x, const BlockContext& context) const;
   bool adds_residual(const Linear& last, const at::Tensor& x, const BlockContext& context) const;
   at::Tensor normed(const at::Tensor& x, const Norm& norm) const;
-  at::Tensor attend(const at::Tensor& x, const BlockContext& context, const at::Tensor& residual) const;
-  at::Tensor feed_forward(const at::Tensor& x, const BlockContext& context, const at::Tensor& residual) const;
-  at::Tensor scores_and_sum(const at::Tensor& q, at::Tensor k, at::Tensor v, const BlockContext& context) const;
+  // What the branch's last product is of.
+  at::Tensor attended(const at::Tensor& x, const BlockContext& context) const;
+  at::Tensor activated(const at::Tensor& x, const BlockContext& context) const;
+  // x and a branch, with dropout, in the residual stream's type.
+  at::Tensor sum(const at::Tensor& x, const at::Tensor& branch) const;
+  bool fuses_dropout(const at::Tensor& x, const BlockContext& context) const;
+  at::Tensor fused_sum(const at::Tensor& x, const Linear& last, const at::Tensor& in, int which,
+                       const BlockContext& context) const;
+  at::Tensor scores_and_sum(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                            const BlockContext& context) const;
   at::Tensor hidden_dropout(const at::Tensor& x, int which, const BlockContext& context) const;
   // The second product of a pair: each rank's summand, summed, and the bias once.
   at::Tensor by_rows(const Linear& linear, const at::Tensor& x, const at::Tensor& residual) const;
@@ -66,6 +75,8 @@ class Block {
   Linear dense_;
   std::vector<Linear> in_;  // gate and up, or dense1
   Linear out_;              // down, or dense2
+  BlockSwitches switches_;
+  at::Tensor slopes_;  // of this rank's heads, where there is ALiBi
 };
 
 }  // namespace shardsmith

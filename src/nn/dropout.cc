@@ -2,8 +2,13 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
 #include <cmath>
+#include <string_view>
+
+#include "nn/cpu_tensor.h"
 
 namespace shardsmith {
 namespace {
@@ -64,7 +69,77 @@ at::Tensor device_mask(const at::Tensor& x, uint64_t key, uint32_t keep, float s
   return kept.to(at::kFloat).mul(scale).view(x.sizes());
 }
 
+// What a row of [B, ...] needs: see cpu_mask.
+struct Mask {
+  uint64_t key;
+  uint32_t keep;
+  float scale;
+  DropoutContext context;
+};
+
+// Calls body(i, column, factor) for all elements, in parallel; factor is 0 or the scale.
+template <typename F>
+void for_each(const at::Tensor& x, const Mask& mask, const F& body) {
+  const int64_t row = x.numel() / x.size(0), columns = x.size(-1);
+  at::parallel_for(0, x.numel(), 1 << 14, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const uint64_t row_key = mix(mask.key ^ mask.context.sample(static_cast<uint64_t>(i / row)));
+      const uint64_t h = mix(row_key + static_cast<uint64_t>(i % row) * kGolden);
+      body(i, i % columns, (h >> 40) < mask.keep ? mask.scale : 0.0f);
+    }
+  });
+}
+
+struct DropoutAdd : torch::autograd::Function<DropoutAdd> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x_in,
+                            const std::optional<at::Tensor>& bias, const at::Tensor& residual_in, const Mask& mask) {
+    const at::Tensor x = x_in.contiguous(), residual = residual_in.contiguous();
+    at::Tensor y = at::empty_like(x);
+    cpu::by_dtype(x, [&](auto t) {
+      using T = decltype(t);
+      const T *a = cpu::in<T>(x), *r = cpu::in<T>(residual), *b = bias ? cpu::in<T>(*bias) : nullptr;
+      T* to = cpu::out<T>(y);
+      for_each(x, mask, [&](int64_t i, int64_t column, float factor) {
+        const float added = b ? elements::load(b[column]) : 0.0f;
+        elements::store(to[i], elements::load(r[i]) + factor * (elements::load(a[i]) + added));
+      });
+    });
+    const std::string_view bytes(reinterpret_cast<const char*>(&mask), sizeof mask);
+    context->saved_data["mask"] = std::string(bytes);
+    context->saved_data["has_bias"] = bias.has_value();
+    return y;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& grads) {
+    Mask mask;
+    const std::string bytes = context->saved_data["mask"].toStringRef();
+    std::copy(bytes.begin(), bytes.end(), reinterpret_cast<char*>(&mask));
+    const at::Tensor g = grads[0].contiguous();
+    at::Tensor out = at::empty_like(g);
+    cpu::by_dtype(g, [&](auto t) {
+      using T = decltype(t);
+      const T* from = cpu::in<T>(g);
+      T* to = cpu::out<T>(out);
+      for_each(g, mask,
+               [&](int64_t i, int64_t, float factor) { elements::store(to[i], factor * elements::load(from[i])); });
+    });
+    const bool has_bias = context->saved_data["has_bias"].toBool();
+    return {out, has_bias ? out.reshape({-1, out.size(-1)}).sum(0) : at::Tensor(), grads[0], at::Tensor()};
+  }
+};
+
 }  // namespace
+
+at::Tensor dropout_add(const at::Tensor& x, const at::Tensor& bias, const at::Tensor& residual, double p, uint64_t site,
+                       const DropoutContext& context) {
+  const bool has_kernel = cpu::is_kernel_dtype(x) && x.scalar_type() == residual.scalar_type() && x.numel() > 0 &&
+                          x.sizes() == residual.sizes() &&
+                          (!bias.defined() || (bias.scalar_type() == x.scalar_type() && bias.is_contiguous()));
+  if (!has_kernel || !context.active || p <= 0)
+    return residual + dropout(bias.defined() ? x + bias : x, p, site, context);
+  const Mask mask{key_of(site, context), threshold(p), static_cast<float>(1.0 / (1.0 - p)), context};
+  return DropoutAdd::apply(x, bias.defined() ? std::optional(bias) : std::nullopt, residual, mask);
+}
 
 at::Tensor dropout(const at::Tensor& x, double p, uint64_t site, const DropoutContext& context,
                    uint64_t first_element) {

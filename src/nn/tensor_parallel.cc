@@ -127,6 +127,18 @@ struct OwnRows : Function<OwnRows> {
   }
 };
 
+struct GatherRows : Function<GatherRows> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, int64_t ranks) {
+    context->saved_data["ranks"] = ranks;
+    return unpack(context).all_gather(x.contiguous()).flatten(0, 1);
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    const TensorParallel& group = unpack(context);
+    const int64_t own = grads[0].size(0) / group.size();
+    return {grads[0].slice(0, own * group.rank(), own * (group.rank() + 1)).mul(group.size()), at::Tensor()};
+  }
+};
+
 }  // namespace
 
 TensorParallel::TensorParallel(const std::optional<Group>& group, bool split_sequence) {
@@ -186,6 +198,10 @@ at::Tensor TensorParallel::gather_columns(const at::Tensor& x, int64_t total) co
 
 at::Tensor TensorParallel::own_rows(const at::Tensor& x) const {
   return size_ == 1 ? x : OwnRows::apply(x, pack(this));
+}
+
+at::Tensor TensorParallel::gather_rows(const at::Tensor& x) const {
+  return size_ == 1 ? x : GatherRows::apply(x, pack(this));
 }
 
 }  // namespace shardsmith

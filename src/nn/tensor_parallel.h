@@ -57,6 +57,10 @@ class TensorParallel {
   // rank brings the gradient of its own, and all get all of them over `size`, as of a mean over the ranks.
   at::Tensor own_rows(const at::Tensor& x) const;
 
+  // x [n, ...] of this rank's own samples -> [size * n, ...] of all ranks'. For the way back by own_rows: backward
+  // takes the gradient of the ranks' mean loss, the same everywhere, and gives that of this rank's own loss.
+  at::Tensor gather_rows(const at::Tensor& x) const;
+
   // Without a graph. [size, ...] by rank.
   at::Tensor all_gather(const at::Tensor& x) const;
   at::Tensor sum(const at::Tensor& x) const;  // a new tensor

@@ -38,8 +38,11 @@ void require_within(const at::Tensor& numbers, int64_t count, const char* name, 
 }  // namespace
 
 StageModel::StageModel(const FamilyModel& model, const Partition& partition, int stage, const Parameters& parameters,
-                       const TensorParallel& ranks, bool own_batch)
-    : description_(model.description), ranks_(ranks), own_batch_(own_batch && ranks.size() > 1) {
+                       const TensorParallel& ranks, bool own_batch, const BlockSwitches& switches)
+    : description_(model.description),
+      ranks_(ranks),
+      own_batch_(own_batch && ranks.size() > 1),
+      wide_stream_(switches.fp32_residual_addition) {
   const ModelDescription& m = description_;
   first_row_ = parameters.first_row();
   if (stage == 0) {
@@ -51,7 +54,7 @@ StageModel::StageModel(const FamilyModel& model, const Partition& partition, int
   const auto s = static_cast<size_t>(stage);
   first_layer_ = partition.first.at(s);
   for (int64_t layer = first_layer_; layer < partition.first.at(s + 1); ++layer)
-    blocks_.emplace_back(m, parameters, layer, ranks);
+    blocks_.emplace_back(m, parameters, layer, ranks, switches);
   checkpoints_.resize(blocks_.size());
   is_last_ = stage == partition.stages() - 1;
   if (is_last_) {
@@ -147,6 +150,7 @@ at::Tensor StageModel::forward(const at::Tensor& x, const Inputs& inputs, const 
   if (description_.num_token_types > 0)
     require_within(inputs.token_type_ids, description_.num_token_types, "token_type_ids", "token types");
   at::Tensor h = has_embedding() ? embed(inputs, dropout_context) : x;
+  if (wide_stream_ && has_embedding() && h.scalar_type() != at::kDouble) h = h.to(at::kFloat);
   const BlockContext context{sequence, attention_mask(inputs.attention_mask, description_.causal), inputs.position_ids,
                              &rotary_, dropout_context};
   h = run_blocks(h, context);

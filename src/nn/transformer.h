@@ -37,7 +37,7 @@ class StageModel {
   // `model` is the whole one, `parameters` are this rank's; `ranks` must outlive it. `own_batch`: every tp rank brought
   // an equal part of the batch, and wants the loss and logits of its own.
   StageModel(const FamilyModel& model, const Partition& partition, int stage, const Parameters& parameters,
-             const TensorParallel& ranks, bool own_batch);
+             const TensorParallel& ranks, bool own_batch, const BlockSwitches& switches = {});
   // By layer of the whole model; empty: none. Not while a microbatch is between its forward and its backward.
   void set_activation_checkpointing(const std::vector<ActivationCheckpoint>& layers);
   // `ready(place)` is called during each backward, on its thread, when the gradients of all parameters at `place` (see
@@ -75,7 +75,8 @@ class StageModel {
   ModelDescription description_;
   const TensorParallel& ranks_;
   bool own_batch_;
-  int64_t first_row_ = 0;  // of the vocabulary
+  bool wide_stream_ = false;  // hidden states between layers are float32 whatever the parameters are
+  int64_t first_row_ = 0;     // of the vocabulary
   bool is_last_ = false;
   at::Tensor word_embedding_, position_embedding_, token_type_embedding_;
   int64_t first_layer_ = 0;

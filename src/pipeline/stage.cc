@@ -59,7 +59,8 @@ Stage::Stage(const FamilyModel& model, const Parameters& parameters, StageOption
       parameters_(parameters),
       options_(std::move(options)),
       ranks_(options_.tensor, options_.split_sequence),
-      compute_(model, options_.partition, options_.stage, parameters, ranks_, !options_.prescaled_batch) {
+      compute_(model, options_.partition, options_.stage, parameters, ranks_, !options_.prescaled_batch,
+               options_.switches) {
   if (stages() > 1 && !options_.pipeline)
     fail(ErrorKind::kInvalidArgument, "stage ", options_.stage, " of ", stages(), " needs a pipeline group");
   if (options_.pipeline && options_.pipeline->size() != stages())
@@ -72,6 +73,12 @@ Stage::Stage(const FamilyModel& model, const Parameters& parameters, StageOption
     compute_.on_gradients([this](int place) {
       if (last_backward_) reducer_.ready(place, *options_.replicas);
     });
+}
+
+at::TensorOptions Stage::boundary() const {
+  const at::TensorOptions options = activation_options(parameters_);
+  const bool is_wide = options_.switches.fp32_residual_addition && options.dtype() != at::kDouble;
+  return is_wide ? options.dtype(at::kFloat) : options;
 }
 
 GradientReducer Stage::make_reducer() const {
@@ -108,7 +115,7 @@ void Stage::begin_step(const Step& step) {
 void Stage::post_forward_receive(int microbatch, const Inputs& like) {
   Pending& pending = incoming_[static_cast<size_t>(microbatch)];
   if (pending) return;
-  const at::Tensor buffer = at::empty(compute_.hidden_shape(like), activation_options(parameters_));
+  const at::Tensor buffer = at::empty(compute_.hidden_shape(like), boundary());
   pending = options_.pipeline->receive(buffer, options_.stage - 1, tag(Edge::kForward, microbatch));
 }
 
@@ -157,7 +164,7 @@ Pending Stage::start_forward(int microbatch, const Inputs& own) {
     m.output = compute_.forward(m.input, inputs, m.dropout);
     if (!is_last()) {
       // Autocast may have narrowed an output; the boundary has the parameters' dtype on both sides.
-      const at::Tensor sent = m.output.detach().to(activation_options(parameters_).dtype()).contiguous();
+      const at::Tensor sent = m.output.detach().to(boundary().dtype()).contiguous();
       hold(options_.pipeline->send(sent, options_.stage + 1, tag(Edge::kForward, microbatch)));
       if (inputs.labels.defined()) {
         const auto wide = sent.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
@@ -202,8 +209,8 @@ void Stage::backward(int microbatch, const at::Tensor& loss, double scale) {
         fail(ErrorKind::kInvalidArgument, "model.backward(loss): the loss does not depend on the model's output");
       torch::autograd::backward({loss}, {at::full_like(loss, scale * step_.loss_scale)});
     } else {
-      Pending gradient = options_.pipeline->receive(at::empty(m.output.sizes(), activation_options(parameters_)),
-                                                    options_.stage + 1, tag(Edge::kBackward, microbatch));
+      Pending gradient = options_.pipeline->receive(at::empty(m.output.sizes(), boundary()), options_.stage + 1,
+                                                    tag(Edge::kBackward, microbatch));
       if (last_backward && step_.reduce) tied_.before_last_backward(tied_tags());  // after the other, as they are sent
       torch::autograd::backward({m.output}, {gradient.wait().to(m.output.scalar_type())});
     }

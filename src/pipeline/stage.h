@@ -39,6 +39,7 @@ struct StageOptions {
   int active_microbatches = 0;  // that may hold activations at once; 0: default_active_microbatches()
   // Each replica's optimizer updates its shards of the parameters only; see shards() and gather_shards().
   bool shard_optimizer_state = false;
+  BlockSwitches switches;
 };
 
 class Stage {
@@ -120,6 +121,7 @@ class Stage {
   DropoutContext dropout_of(int microbatch, int64_t own_rows) const;
   void post_forward_receive(int microbatch, const Inputs& like);
   void hold(Pending pending);
+  at::TensorOptions boundary() const;  // of what is sent between stages
   bool has_replicas() const { return options_.replicas && options_.replicas->size() > 1; }
   GradientReducer make_reducer() const;
   // Of this step's gradients, each parameter once over all ranks of the replica (and of all replicas where sharded).

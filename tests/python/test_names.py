@@ -59,6 +59,41 @@ FUNCTIONS = {
                                  "trace_memory_usage=False, broadcast_buffers=True, find_unused_parameters=False, gradient_as_bucket_view=False",
     "DistributedOptimizer.__init__": "self, optimizer, static_loss_scale=1.0, dynamic_loss_scale=False, dynamic_loss_args=None",
 }
+# Of the layers; `**switches` are the documented extra keywords.
+_HEADS = "num_attention_heads=32, attention_head_size=32, hidden_size=1024, "
+_START = "layernorm_epsilon=1e-5, initializer_range=0.02, use_normal_initialization=False, "
+_NORMS = "pre_layernorm=False, post_layernorm=True, "
+_ALIBI = "use_alibi=False, alibi_bias_max=8, **switches"
+_PROBABILITIES = "attention_dropout_prob=0.1, hidden_dropout_prob=0.1, "
+_BLOCK = _HEADS + "intermediate_size=4096, " + _PROBABILITIES + "activation='gelu', " + _START + (
+    "causal_mask_size=None, add_cross_attention=False, " + _NORMS + _ALIBI)
+FUNCTIONS |= {
+    "tp_register": "dist_module, init_hook=None, forward_hook=None, return_hook=None",
+    "tp_register_with_module": "module_cls, dist_module, init_hook=None, forward_hook=None, return_hook=None",
+    "nn.DistributedModule.__init__": "self",
+    "nn.DistributedLinear.__init__": "self, in_features, out_features, bias=True",
+    "nn.DistributedEmbedding.__init__": "self, num_embeddings, embedding_dim, padding_idx=None, max_norm=None, norm_type=2.0, "
+                                        "scale_grad_by_freq=False, sparse=False, _weight=None, initializer_range=0.02, "
+                                        "_skip_allgather=False, _skip_scatter_and_merge=False",
+    "nn.DistributedAttentionLayer.__init__": "self, " + _HEADS + _PROBABILITIES + _START
+                                             + "cross_attention=False, causal_mask_size=None, " + _NORMS + _ALIBI,
+    "nn.DistributedTransformerOutputLayer.__init__": "self, hidden_size=1024, intermediate_size=4096, hidden_dropout_prob=0.1, "
+                                                     "activation='gelu', " + _START + _NORMS + "fp32_residual_addition=False, **switches",
+    "nn.DistributedTransformerLayer.__init__": "self, " + _BLOCK,
+    "nn.DistributedTransformer.__init__": "self, num_layers=12, " + _BLOCK,
+    "nn.DistributedTransformerLMHead.__init__":
+        "self, num_layers=12, " + _HEADS + "intermediate_size=4096, vocab_size=30522, num_positions=1024, " + _PROBABILITIES
+        + "activation='gelu', layernorm_epsilon=1e-5, num_token_types=0, causal_mask_size=None, add_cross_attention=False, "
+          "add_lm_head=True, initializer_range=0.02, use_normal_initialization=False, " + _NORMS + _ALIBI,
+    "nn.FlashAttentionLayer.__init__": "self, attention_dropout_prob=0.1, attention_head_size=None, scale_attention_scores=True, "
+                                       "scale_attn_by_layer_idx=False, layer_idx=None, scale=None, triton_flash_attention=False, "
+                                       "use_alibi=False",
+    "nn.FlashAttentionLayer.forward": "self, qkv, attn_mask=None, causal=False",
+    **{f"nn.huggingface.{family}.{name}_{family}": "state_dict, max_seq_len=None"
+       for family in ("gpt2", "gptneox", "bert", "gptj", "gptneo", "roberta", "llama", "mistral", "qwen2")
+       for name in ("translate_hf_state_dict_to_smdistributed", "translate_state_dict_to_hf")},
+    "nn.huggingface.gpt2.get_hf_gpt2_transformer_layer_hooks": "",
+}
 MODEL = {
     "backward": "self, tensors, grad_tensors=None", "get_module": "self",
     **{name: "self" for name in ("local_parameters", "local_named_parameters", "local_buffers", "local_named_buffers", "local_modules",
@@ -117,6 +152,13 @@ def test_groups_ranks_and_aliases():
     for owner, names in PROPERTIES.items():
         assert all(hasattr(find(owner), name) for name in names), owner
     assert all(hasattr(smp, name) for name in smp.__all__)
+    families, optimizers = smp.nn.huggingface, smp.optimizers
+    assert families.gpt2.translate_hf_state_dict_to_smdistributed is families.gpt2.translate_hf_state_dict_to_smdistributed_gpt2
+    assert families.bert.translate_hf_state_dict_to_smdistributed and families.roberta.translate_state_dict_to_smdistributed
+    assert families.gptj.translate_hf_gptj_state_dict_to_smdistributed
+    assert families.gptneo.translate_hf_gptneo_state_dict_to_smdistributed
+    assert optimizers.FusedLamb is optimizers.FusedLAMB and issubclass(optimizers.FusedNovoGrad, __import__("torch").optim.Optimizer)
+    assert issubclass(smp.nn.FusedLayerNorm, __import__("torch").nn.LayerNorm)
 
 
 @pytest.mark.parametrize("use", [

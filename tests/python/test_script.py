@@ -185,38 +185,6 @@ def test_when_one_rank_dies_or_stalls_the_other_ends_in_time_and_names_it(tmp_pa
     assert f"rank {culprit}" in last and f"rank {1 - culprit} has died" not in last, text[-3000:]
 
 
-NOT_THERE = [
-    "smp.nn.DistributedTransformerLMHead(num_layers=2)", "smp.nn.FusedLayerNorm(8)", "smp.optimizers.FusedLAMB([])", "smp.tp_register(object)",
-]
-
-
-def test_names_that_are_not_there_yet_say_so_when_used():
-    program = """
-import sys
-import smdistributed.modelparallel.torch as smp
-from shardsmith.errors import Error
-smp.init()
-model = None
-for use in sys.argv[1:]:
-    try:
-        eval(use)
-        print(use, "| passes in silence")
-    except Error as error:
-        print(use, "|", error.kind, error)
-    except Exception as error:
-        print(use, "| other", type(error), error)
-"""
-    done = subprocess.run([sys.executable, "-c", program, *NOT_THERE], env=ranks.environment(), capture_output=True,
-                          text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    answers = dict(line.split(" | ", 1) for line in done.stdout.splitlines())
-    assert answers.keys() == set(NOT_THERE)
-    for use, answer in answers.items():
-        name = use.split("(")[0].removeprefix("smp.")
-        assert answer.startswith("unsupported") and name.split(".")[0] in answer and "not there in this version" in answer, \
-            f"{use}: {answer}"
-
-
 @pytest.mark.parametrize("key, value", [
     ("sharded_data_parallel_degree", 2), ("horovod", True),
     ("offload_activations", True)])

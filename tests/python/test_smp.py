@@ -163,8 +163,7 @@ def test_mistakes_are_clear(models, tmp_path):
         results["outside"] = refusal(model, input_ids=ids_of(0))
         results["early save"] = refusal(smp.save_checkpoint, FOLDER, "a", True, model)
         results["full save"] = refusal(smp.save_checkpoint, FOLDER, "a", False, model)
-        results["later function"] = refusal(smp.tp_register, 1)
-        results["later class"] = refusal(lambda: smp.nn.DistributedLinear(1, 2))
+        results["refused function"] = refusal(smp.hvd_average_grads)
         results["no folder"] = refusal(smp.resume_from_checkpoint, FOLDER + "/none")
         results["no checkpoint"] = refusal(smp.resume_from_checkpoint, FOLDER)
         results["second model"] = refusal(smp.DistributedModel, torch.nn.Linear(1, 1))
@@ -180,11 +179,11 @@ def test_mistakes_are_clear(models, tmp_path):
         texts = {name: refused[1] for name, refused in r.items()}
         assert kinds == {
             "outside": "invalid_argument", "early save": "invalid_argument", "full save": "invalid_argument",
-            "later function": "unsupported", "later class": "unsupported", "no folder": "not_found",
+            "refused function": "unsupported", "no folder": "not_found",
             "no checkpoint": "corrupt", "second model": "invalid_argument", "optimizer state": "invalid_argument",
             "copied": "unsupported", "rows": "invalid_argument"}
         assert "belongs into a function decorated with smp.step" in texts["outside"]
-        assert "smp.nn.DistributedLinear is not there" in texts["later class"]
+        assert "horovod is not supported" in texts["refused function"]
         assert "no complete checkpoint" in texts["no checkpoint"]
         assert "7 rows along axis 0" in texts["rows"] and "6 or 8 rows would do" in texts["rows"]
 

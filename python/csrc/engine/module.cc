@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "../errors.h"
+#include "bindings.h"
 #include "comm/group_transport.h"
 #include "comm/store_peers.h"
 #include "optim/adamw_update.h"
@@ -16,13 +17,6 @@ namespace py = pybind11;
 
 namespace shardsmith::python {
 namespace {
-
-using GroupHandle = c10::intrusive_ptr<c10d::ProcessGroup>;
-using Unlocked = py::call_guard<py::gil_scoped_release>;
-
-std::chrono::milliseconds milliseconds_of(double seconds) {
-  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
-}
 
 // The caller's thread-local state of torch, for `with`.
 class ThreadState {
@@ -56,9 +50,32 @@ Inputs inputs_of(const std::map<std::string, at::Tensor>& tensors) {
   return inputs;
 }
 
-std::optional<Group> group_of(const std::optional<GroupHandle>& handle, const char* name, double timeout) {
-  if (!handle || !*handle) return std::nullopt;
-  return Group(*handle, name, milliseconds_of(timeout));
+BlockSwitches switches_of(const std::map<std::string, double>& given) {
+  BlockSwitches switches;
+  for (const auto& [name, value] : given) {
+    const bool on = value != 0;
+    if (name == "attention_in_fp32")
+      switches.attention_in_fp32 = on;
+    else if (name == "query_key_layer_scaling")
+      switches.query_key_layer_scaling = on;
+    else if (name == "fp32_residual_addition")
+      switches.fp32_residual_addition = on;
+    else if (name == "fused_dropout")
+      switches.fused_dropout = on;
+    else if (name == "fused_softmax")
+      switches.fused_softmax = on;
+    else if (name == "fused_bias_gelu")
+      switches.fused_bias_gelu = on;
+    else if (name == "flash_attention")
+      switches.flash_attention = on;
+    else if (name == "use_alibi")
+      switches.use_alibi = on;
+    else if (name == "alibi_bias_max")
+      switches.alibi_bias_max = value;
+    else
+      fail(ErrorKind::kInvalidArgument, "a stage has no switch '", name, "'");
+  }
+  return switches;
 }
 
 std::unique_ptr<Stage> make_stage(const std::string& config_json, const std::vector<int>& first, int stage,
@@ -67,7 +84,8 @@ std::unique_ptr<Stage> make_stage(const std::string& config_json, const std::vec
                                   const std::optional<GroupHandle>& rdp_group,
                                   const std::optional<GroupHandle>& tp_group, bool split_sequence, bool prescaled_batch,
                                   double peer_timeout, uint64_t seed, double bucket_cap_mb, const std::string& pipeline,
-                                  int active_microbatches, bool shard_optimizer_state) {
+                                  int active_microbatches, bool shard_optimizer_state,
+                                  const std::map<std::string, double>& switches) {
   const FamilyModel model = describe_model(parse_json(config_json, "the model's config"));
   StageOptions options;
   options.partition = Partition{first};
@@ -82,6 +100,7 @@ std::unique_ptr<Stage> make_stage(const std::string& config_json, const std::vec
   options.schedule = schedule_kind(pipeline);
   options.active_microbatches = active_microbatches;
   options.shard_optimizer_state = shard_optimizer_state;
+  options.switches = switches_of(switches);
   const int rank = options.tensor ? options.tensor->rank() : 0, degree = options.tensor ? options.tensor->size() : 1;
   return std::make_unique<Stage>(model, Parameters(model, std::move(parameters), rank, degree), std::move(options));
 }
@@ -142,7 +161,8 @@ void bind_stage(py::module_& m) {
            py::arg("pp_group") = py::none(), py::arg("rdp_group") = py::none(), py::arg("tp_group") = py::none(),
            py::arg("split_sequence") = false, py::arg("prescaled_batch") = true, py::arg("peer_timeout") = 300.0,
            py::arg("seed") = 0, py::arg("bucket_cap_mb") = 25.0, py::arg("pipeline") = "interleaved",
-           py::arg("active_microbatches") = 0, py::arg("shard_optimizer_state") = false)
+           py::arg("active_microbatches") = 0, py::arg("shard_optimizer_state") = false,
+           py::arg("switches") = std::map<std::string, double>{})
       .def(
           "set_activation_checkpointing",
           [](Stage& self, const std::vector<std::tuple<int64_t, bool, bool>>& layers) {
@@ -226,6 +246,8 @@ PYBIND11_MODULE(_engine, m) {
   bind_transport(m);
   bind_stage(m);
   bind_optimizer(m);
+  bind_layers(m);
+  bind_module_stage(m);
   py::class_<ThreadState>(m, "ThreadState")
       .def(py::init<>())
       .def(

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from shardsmith.errors import Error
-from shardsmith.smp import amp, model, patches, sharded_data_parallel_checkpoint, trainer, utils
+from shardsmith.smp import amp, model, nn, optimizers, patches, sharded_data_parallel_checkpoint, trainer, utils
 from shardsmith.smp.activation_checkpointing import set_activation_checkpointing
 from shardsmith.smp.background import wait_for_checkpoint
 from shardsmith.smp.creation import delay_param_initialization, model_creation, set_tensor_parallelism, tensor_parallelism
@@ -16,6 +16,7 @@ from shardsmith.smp.optimizer import DistributedOptimizer
 from shardsmith.smp.placing import partition, set_partition
 from shardsmith.smp.ranks import *  # noqa: F403
 from shardsmith.smp.ranks import __dict__ as _ranks
+from shardsmith.smp.registering import tp_register, tp_register_with_module
 from shardsmith.smp.resuming import resume_from_checkpoint
 from shardsmith.smp.saving import save_checkpoint
 from shardsmith.smp.session import CommGroup, RankType, init, is_initialized, is_tracing, num_microbatches, state
@@ -25,9 +26,10 @@ from shardsmith.smp.stepping import StepOutput, step
 __all__ = [
     "amp", "hvd_average_grads", "patches", "sharded_data_parallel_checkpoint", "utils",
     "CommGroup", "DistributedModel", "DistributedOptimizer", "Error", "RankType", "StepOutput",
-    "delay_param_initialization", "init", "is_initialized", "is_tracing", "load", "model", "model_creation", "num_microbatches",
+    "delay_param_initialization", "init", "is_initialized", "is_tracing", "load", "model", "model_creation", "nn", "num_microbatches",
+    "optimizers",
     "partition", "resume_from_checkpoint", "save", "save_checkpoint", "set_activation_checkpointing", "set_partition", "set_tensor_parallelism", "state", "step",
-    "tensor_parallelism", "wait_for_checkpoint",
+    "tensor_parallelism", "tp_register", "tp_register_with_module", "wait_for_checkpoint",
 ]
 __all__ += sorted(name for name, value in _ranks.items()
                   if not name.startswith("_") and (getattr(value, "__module__", "") == "shardsmith.smp.ranks"
@@ -40,48 +42,3 @@ def hvd_average_grads(*args: Any, **kwargs: Any) -> Any:
     """Refused: gradients are averaged at the end of a step with 'ddp', horovod is not supported."""
     raise Error("unsupported", "smp.hvd_average_grads: horovod is not supported; with 'ddp': True in smp.init gradients are averaged at the "
                                "end of each step")
-
-
-# Known names that are not there in this version: using one says so, instead of doing nothing.
-_LATER = frozenset({
-    "nn", "optimizers", "tp_register", "tp_register_with_module",
-})
-
-
-def __getattr__(name: str) -> Any:
-    if name in _LATER:
-        return _Later(name)
-    raise AttributeError(f"module 'smp' has no attribute '{name}'")
-
-
-class _Later:
-    """Stands for a name that scripts may import; its use is an error."""
-
-    def __init__(self, name: str):
-        self.__dict__["_name"] = name
-
-    def _refuse(self) -> Error:
-        return Error("unsupported", f"smp.{self._name} is not there in this version")
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        raise self._refuse()
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _Later(f"{self._name}.{name}")
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        raise self._refuse()
-
-    def __enter__(self) -> Any:
-        raise self._refuse()
-
-    def __exit__(self, *exc: Any) -> None:
-        pass
-
-    def __instancecheck__(self, instance: Any) -> bool:
-        return False
-
-    def __repr__(self) -> str:
-        return f"<smp.{self._name}: not there in this version>"

@@ -10,14 +10,14 @@ from unittest import mock
 import torch
 
 from shardsmith.errors import Error
-from shardsmith.smp import weightless
+from shardsmith.smp import registering, weightless
 from shardsmith.smp.session import logger, state
 from shardsmith.words import did_you_mean
 
 # Keywords of tensor-parallel modules that scripts give also where there is no tensor parallelism.
 _TENSOR_PARALLEL_KEYWORDS = (
     "zero_init", "distribute_embedding", "use_alibi", "attention_in_fp32", "fp32_residual_addition",
-    "query_key_layer_scaling", "fused_softmax", "fused_dropout", "fused_bias_gelu", "flash_attention",
+    "query_key_layer_scaling", "fused_softmax", "fused_dropout", "fused_bias_gelu", "flash_attention", "alibi_bias_max",
 )
 # What from_pretrained takes about finding and opening files, which a folder on disk makes needless.
 _FILE_KEYWORDS = (
@@ -45,52 +45,34 @@ def model_creation(tensor_parallelism: bool = False, dtype: torch.dtype | None =
             torch.set_default_dtype(dtype)
             stack.callback(torch.set_default_dtype, before)
         _patch(stack, dtype, cfg.delayed_parameter_initialization)
-        if tensor_parallelism:
-            stack.enter_context(_marked())
-        yield
-
-
-TENSOR_PARALLEL_MARK = "_shardsmith_tensor_parallel"  # on a module that was built for it
-
-
-@contextmanager
-def _marked() -> Iterator[None]:
-    """Models made inside are to be split over the tensor-parallel ranks."""
-    from transformers import PreTrainedModel
-
-    plain = PreTrainedModel.__init__
-
-    def marking(self: Any, *args: Any, **kwargs: Any) -> None:
-        plain(self, *args, **kwargs)
-        setattr(self, TENSOR_PARALLEL_MARK, True)
-
-    with mock.patch.object(PreTrainedModel, "__init__", marking):
+        stack.enter_context(registering.context(bool(tensor_parallelism), tensor_parallel_config))
         yield
 
 
 @contextmanager
 def tensor_parallelism(enabled: bool = True, **config: Any) -> Iterator[None]:
-    """Models made inside are split over the tensor-parallel ranks by smp.DistributedModel."""
+    """What is made inside is split over the tensor-parallel ranks by smp.DistributedModel: a transformers model of a known
+    family as a whole, of other modules the outermost that have a distributed counterpart (smp.tp_register). Of nested
+    contexts the innermost counts."""
     state.require()
     _check_keywords("tensor_parallelism", config)
-    with ExitStack() as stack:
-        if enabled:
-            stack.enter_context(_marked())
+    with registering.context(bool(enabled), config):
         yield
 
 
 def set_tensor_parallelism(module: Any, enabled: bool = True, **config: Any) -> None:
-    """The same for a model that exists. In this version a model is split as a whole or not at all."""
+    """The same for a model that exists, or a part of one."""
     state.require()
     _check_keywords("set_tensor_parallelism", config)
-    if not hasattr(module, "config"):
-        raise Error("unsupported", f"smp.set_tensor_parallelism takes a whole transformers model in this version, not a "
-                                   f"{type(module).__name__}")
-    setattr(module, TENSOR_PARALLEL_MARK, enabled)
+    if not isinstance(module, torch.nn.Module):
+        raise Error("invalid_argument", f"smp.set_tensor_parallelism takes a torch.nn.Module, not {type(module).__name__}")
+    if state.model is not None:
+        raise Error("invalid_argument", "smp.set_tensor_parallelism: it comes before smp.DistributedModel, which splits the model")
+    registering.mark(module, enabled, config)
 
 
 def require_tensor_parallelism(module: Any) -> None:
-    if not getattr(module, TENSOR_PARALLEL_MARK, False):
+    if not registering.is_marked(module):
         raise Error("unsupported", "tensor_parallel_degree is above 1, but this model was not made for it: build it inside "
                                    "smp.model_creation(tensor_parallelism=True), or call smp.set_tensor_parallelism(model)")
 

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from shardsmith.errors import Error
-from shardsmith.smp import activation_checkpointing, creation, model_state, placing, precision, shards, weightless, weights
+from shardsmith.smp import (activation_checkpointing, any_module, creation, model_state, placing, precision, registering, shards,
+                            weightless, weights)
 from shardsmith.smp.model_queries import ModelQueries, add_depths
 from shardsmith.smp.output import ModelOutput
 from shardsmith.smp.session import logger, state
@@ -45,7 +46,7 @@ class DistributedModel(ModelQueries, nn.Module):
 
     def __new__(cls, module: nn.Module, *args: Any, **kwargs: Any) -> DistributedModel:
         known = state.model
-        if known is not None and (module is known or module is known.module):
+        if known is not None and (module is known or module is known.module or module is known.given):
             return known  # the Trainer wraps again at every evaluation
         return super().__new__(cls)
 
@@ -73,6 +74,13 @@ class DistributedModel(ModelQueries, nn.Module):
         from shardsmith import _core
 
         super().__init__()
+        self.__dict__["given"] = module  # by the script; its tensor-parallel parts are replaced in place, itself here
+        self.is_plain = not any_module.is_of_a_family(module) or registering.has_inner_marks(module)
+        if self.is_plain:
+            if cfg.pipeline_parallel_degree > 1:
+                raise Error("unsupported", f"{type(module).__name__} is of no family that this version splits into stages: "
+                                           "pipeline_parallel_degree must be 1")
+            module = state.together(lambda: registering.replace(module))
         self.module = module
         add_depths(module)
         self.training = module.training
@@ -80,15 +88,17 @@ class DistributedModel(ModelQueries, nn.Module):
         self.average_grads_across_microbatches = average_grads_across_microbatches
         self.partitioned = False
         self._bucket_cap_mb = float(bucket_cap_mb)
-        self._config_text = weightless.config_text(module)
+        self._broadcast_buffers = broadcast_buffers
+        self._config_text = any_module.describe(module) if self.is_plain else weightless.config_text(module)
         tp_rank, tp_size = state.group_rank("tp"), state.mesh.tp_size
         self._whole = _core.Model(self._config_text)
         self._model = _core.Model(self._config_text, tp_rank, tp_size)
         # By Hugging Face's names: of the whole tensors, and of this rank's parts.
         self.whole_shapes = {name: list(shape) for name, shape, *_ in self._whole.tensors}
         self.own_shapes = {name: list(shape) for name, shape, *_ in self._model.tensors}
-        self._check_parameters()
-        if tp_size > 1:
+        if not self.is_plain:
+            self._check_parameters()
+        if tp_size > 1 and not self.is_plain:
             creation.require_tensor_parallelism(module)
             self._slice_parameters()
         self._first: list[int] | None = None  # the partition
@@ -119,7 +129,16 @@ class DistributedModel(ModelQueries, nn.Module):
     def dtypes(self) -> dict[str, str]:
         """What the parameters' weights are read into: under bf16 and fp16 float32 masters."""
         narrow = precision.narrow_dtype() is not None
-        return {name: "float32" if narrow else torch_word(param.dtype) for name, param in self._named().items()}
+        found = {name: "float32" if narrow else torch_word(param.dtype) for name, param in self._named().items()}
+        return found | {name: torch_word(buffer.dtype) for name, buffer in self._stored_buffers().items()}
+
+    def _stored_buffers(self) -> dict[str, torch.Tensor]:
+        """What checkpoints hold besides parameters: of the engine's families nothing."""
+        return any_module.persistent_buffers(self.module) if self.is_plain else {}
+
+    def held(self) -> dict[str, torch.Tensor]:
+        """All that checkpoints hold of this rank, by name; after the partition."""
+        return {**self._local, **self._stored_buffers()}
 
     def _check_parameters(self) -> None:
         expected = {name: list(shape) for name, shape, _, _ in self._whole.tensors}
@@ -149,9 +168,7 @@ class DistributedModel(ModelQueries, nn.Module):
         state.together(self._partition)
         self._needs_sync = weights.load_model(self, state.pending)
         state.together(self._place)
-        logger.info("[%d] partition: stage %d of %d holds layers %d to %d, %d parameters in %d tensors; %.1f s", state.rank,
-                    state.stage, state.stages, self._first[state.stage], self._first[state.stage + 1] - 1,
-                    sum(p.numel() for p in self._local.values()), len(self._local), time.monotonic() - begin)
+        self._say_partition(time.monotonic() - begin)
         self._make_stage()
         self._make_what_is_optimized()
         self.partitioned = True
@@ -159,10 +176,20 @@ class DistributedModel(ModelQueries, nn.Module):
         for hook in list(self._post_partition_hooks):
             hook(self, state.optimizer)
 
+    def _say_partition(self, seconds: float) -> None:
+        count = sum(p.numel() for p in self._local.values())
+        if self.is_plain:
+            logger.info("[%d] %s: %d parameters in %d tensors, computed by torch; %.1f s", state.rank, type(self.module).__name__,
+                        count, len(self._local), seconds)
+            return
+        logger.info("[%d] partition: stage %d of %d holds layers %d to %d, %d parameters in %d tensors; %.1f s", state.rank,
+                    state.stage, state.stages, self._first[state.stage], self._first[state.stage + 1] - 1,
+                    count, len(self._local), seconds)
+
     def _partition(self) -> None:
         """Which parameters are this rank's, in what type."""
-        names = self._model.stage_tensors(self._first, state.stage)
         parameters = self._named()
+        names = [name for name in self._model.stage_tensors(self._first, state.stage) if name in parameters]
         self._local = {name: parameters[name] for name in names}
         for name, param in parameters.items():
             if name not in self._local:
@@ -171,12 +198,17 @@ class DistributedModel(ModelQueries, nn.Module):
             state.optimizer.drop_foreign_parameters()
         if precision.narrow_dtype() is not None:
             precision.widen(self._local, weightless.source_of(self.module) is not None)
+            for buffer in self._stored_buffers().values():
+                if buffer.is_floating_point():  # of one type with the parameters, as torch's kernels want them
+                    buffer.data = buffer.data.to(precision.narrow_dtype())
 
     def _place(self) -> None:
         """What has been read goes where it is computed with."""
         if state.device.type != "cpu":
             for param in self._local.values():
                 param.data = param.data.to(state.device)
+            for buffer in self.module.buffers() if self.is_plain else ():
+                buffer.data = buffer.data.to(state.device)
         source = weightless.source_of(self.module)
         if state.stages > 1:
             if source is None:  # else it is guarded already
@@ -184,7 +216,7 @@ class DistributedModel(ModelQueries, nn.Module):
             return
         if source is not None:
             weightless.release(source)
-        if state.mesh.tp_size > 1:
+        if state.mesh.tp_size > 1 and not self.is_plain:
             weightless.guard_forward(self.module, self._guard)
 
     def _slice_parameters(self) -> None:
@@ -260,13 +292,20 @@ class DistributedModel(ModelQueries, nn.Module):
     def _make_stage(self) -> None:
         from shardsmith import _engine
 
+        if self.is_plain:
+            self._stage = any_module.Stage(self._config_text, dict(self._local), list(self.module.buffers()),
+                                           self._bucket_cap_mb, self._broadcast_buffers)
+            if self._needs_sync and state.size > 1:
+                self.guarded(self._stage.sync_parameters)
+            return
         self._stage = _engine.Stage(
             self._config_text, self._first, state.stage, dict(self._local), state.groups["engine_pp"],
             state.groups["engine_rdp"], state.groups["engine_tp"], split_sequence=state.cfg.optimize == "memory",
             prescaled_batch=state.cfg.prescaled_batch, peer_timeout=state.limits.communication,
             seed=self.seed, bucket_cap_mb=self._bucket_cap_mb,
             pipeline=state.cfg.pipeline, active_microbatches=state.cfg.active_microbatches,
-            shard_optimizer_state=state.cfg.shard_optimizer_state)
+            shard_optimizer_state=state.cfg.shard_optimizer_state,
+            switches=registering.engine_switches(self.module))
         if self._needs_sync and state.size > 1:
             self.guarded(self._stage.sync_parameters)
 
@@ -290,7 +329,28 @@ class DistributedModel(ModelQueries, nn.Module):
             raise
 
     # Computing.
+    def _forward_plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if current_microbatch.get() is None:
+            self._begin_alone(any_module.first_rows((args, kwargs)))
+        dtype = precision.narrow_dtype()
+        move = any_module.input_mover(state.device, dtype)
+        result = self.module(*any_module.moved(args, move), **any_module.moved(kwargs, move))
+        return result if dtype is None else any_module.moved(result, any_module.widened)
+
+    def sample_place(self, microbatch: int) -> tuple[int, int, int] | None:
+        """(seed, step, number of the first sample) of what is being computed, for dropout masks; None where the model is
+        not at work."""
+        stage = self._stage
+        if not isinstance(stage, any_module.Stage) or not (self._open or current_microbatch.get() is not None):
+            return None
+        rows = stage.rows
+        if not state.cfg.prescaled_batch:  # the group's rows as one batch
+            rows *= state.mesh.tp_size
+        return self.seed, stage.step, stage.first_sample + microbatch * rows
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self.is_plain:
+            return self._forward_plain(args, kwargs)
         inputs, as_tuple = self._inputs(args, kwargs)
         microbatch = current_microbatch.get()
         if microbatch is None:
@@ -370,6 +430,8 @@ class DistributedModel(ModelQueries, nn.Module):
 
     def backward(self, tensors: Any, grad_tensors: Any = None) -> None:
         """Replaces loss.backward(). Gradients are averaged over microbatches (or summed, as the model was told)."""
+        if self.is_plain:
+            return self._backward_plain(tensors, grad_tensors)
         if grad_tensors is not None:
             raise Error("unsupported", "model.backward(grad_tensors=...) is not there in this version")
         if isinstance(tensors, (list, tuple)):
@@ -389,14 +451,34 @@ class DistributedModel(ModelQueries, nn.Module):
         elif self.average_grads_across_microbatches:
             scale = 1.0 / state.cfg.microbatches
         self._backward_seen = True
-        if last and state.cfg.nan_loss != "ignore" and not bool(torch.isfinite(tensors)):
-            text = f"step {state.step_calls}, microbatch {microbatch}: the loss is {float(tensors)}"
-            if state.cfg.nan_loss == "stop":
-                raise Error("io", f"{text}; nothing was updated ('nan_loss': \"stop\")", state.rank)
-            logger.warning("[%d] %s; the update will be skipped", state.rank, text)
+        if last:
+            self._check_loss([tensors], microbatch)
         self._going_backward.add(microbatch)
         self.stage.backward(microbatch, tensors if last else None, scale)
         self._going_backward.discard(microbatch)
+
+    def _check_loss(self, losses: list[torch.Tensor], microbatch: int) -> None:
+        if state.cfg.nan_loss == "ignore":
+            return
+        for loss in losses:
+            if bool(torch.isfinite(loss).all()):
+                continue
+            said = float(loss) if loss.numel() == 1 else "not finite"
+            text = f"step {state.step_calls}, microbatch {microbatch}: the loss is {said}"
+            if state.cfg.nan_loss == "stop":
+                raise Error("io", f"{text}; nothing was updated ('nan_loss': \"stop\")", state.rank)
+            logger.warning("[%d] %s; the update will be skipped", state.rank, text)
+
+    def _backward_plain(self, tensors: Any, grad_tensors: Any) -> None:
+        losses = list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
+        given = list(grad_tensors) if isinstance(grad_tensors, (list, tuple)) else [grad_tensors] * len(losses)
+        if len(given) != len(losses) or not all(isinstance(loss, torch.Tensor) for loss in losses):
+            raise Error("invalid_argument", "model.backward takes a loss or several, and as many grad_tensors")
+        inside = current_microbatch.get() is not None
+        scale = 1.0 / state.cfg.microbatches if inside and self.average_grads_across_microbatches else 1.0
+        self._backward_seen = True
+        self._check_loss(losses, current_microbatch.get() or 0)
+        self.stage.backward(losses, given, scale)
 
     def _need_one_stage(self, what: str) -> None:
         if state.stages > 1:
@@ -416,8 +498,11 @@ class DistributedModel(ModelQueries, nn.Module):
         self._backward_seen = False
         self._going_backward.clear()
         if state.step_calls == 0:
-            plan = state.together(lambda: activation_checkpointing.decide(self, self._first))
-            self.stage.set_activation_checkpointing(plan)
+            if self.is_plain:
+                any_module.checkpoint_activations(self.module)
+            else:
+                plan = state.together(lambda: activation_checkpointing.decide(self, self._first))
+                self.stage.set_activation_checkpointing(plan)
         feeders = 1 if state.cfg.prescaled_batch else state.mesh.tp_size  # of samples, in a replica
         self.stage.begin_step(state.step_calls, microbatches, torch.is_grad_enabled(), self.module.training,
                               state.group_rank("rdp") * feeders * rows, rows,

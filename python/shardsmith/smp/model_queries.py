@@ -44,9 +44,11 @@ def add_depths(module: nn.Module) -> None:
 
 class ModelQueries:
     """Base of DistributedModel. A tensor-parallel group computes one batch together, so that with a degree above 1 all
-    parameters work on the scaled batch, and gradients are averaged over reduced-data-parallel ranks."""
+    parameters work on the scaled batch, and gradients are averaged over reduced-data-parallel ranks. Of a model that torch
+    computes, without prescaled_batch, only what is inside of split layers does."""
 
     module: nn.Module
+    is_plain: bool
     own_shapes: dict[str, list[int]]
     whole_shapes: dict[str, list[int]]
     _local: dict[str, nn.Parameter]
@@ -67,14 +69,22 @@ class ModelQueries:
         """Never: buffers are whole on every rank."""
         return False
 
+    def _is_scaled(self, tensor: torch.Tensor) -> bool:
+        if state.mesh.tp_size == 1 or not self.is_plain or state.cfg.prescaled_batch:
+            return state.mesh.tp_size > 1
+        from shardsmith.smp.nn.base import DistributedModule
+
+        split = (module for module in self.module.modules() if isinstance(module, DistributedModule))
+        return any(tensor is own for module in split for own in (*module.parameters(), *module.buffers()))
+
     def is_scaled_batch_parameter(self, param: nn.Parameter) -> bool:
         """Whether it works on the batch of the whole tensor-parallel group."""
         self._logical_name(param, "is_scaled_batch_parameter")
-        return state.mesh.tp_size > 1
+        return self._is_scaled(param)
 
     def is_scaled_batch_buffer(self, buffer: torch.Tensor) -> bool:
         """Whether it works on the batch of the whole tensor-parallel group."""
-        return state.mesh.tp_size > 1
+        return self._is_scaled(buffer)
 
     def distributed_modules(self) -> Iterator[nn.Module]:
         """Those with a parameter of their own that is cut by tensor parallelism."""
@@ -83,11 +93,13 @@ class ModelQueries:
 
     def default_reducer_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """This stage's parameters whose gradients are averaged over data-parallel ranks: all without tensor parallelism."""
-        return self.local_named_parameters() if state.mesh.tp_size == 1 else iter(())  # type: ignore[attr-defined]
+        named = self.local_named_parameters()  # type: ignore[attr-defined]
+        return ((name, param) for name, param in named if not self._is_scaled(param))
 
     def scaled_batch_reducer_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Those whose gradients are averaged over reduced-data-parallel ranks: all with tensor parallelism."""
-        return self.local_named_parameters() if state.mesh.tp_size > 1 else iter(())  # type: ignore[attr-defined]
+        named = self.local_named_parameters()  # type: ignore[attr-defined]
+        return ((name, param) for name, param in named if self._is_scaled(param))
 
     def join(self) -> contextlib.AbstractContextManager[None]:
         """For uneven inputs; needs 'ddp'. With one replica there is nothing uneven; with several it is refused."""

@@ -23,7 +23,7 @@ _Keys = nn.modules.module._IncompatibleKeys
 
 def local(model: DistributedModel) -> dict[str, Any]:
     """This rank's part, under the user's names; and whether it is only a part."""
-    values: dict[str, Any] = {name: param.detach() for name, param in model._local.items()}
+    values: dict[str, Any] = {name: param.detach() for name, param in model.held().items()}
     values[PARTIAL] = state.mesh.mp_size > 1
     return values
 
@@ -155,14 +155,15 @@ class LocalIndex:
         return list(self._tensors)
 
     def read_into(self, model: DistributedModel) -> _Keys:
-        missing = [name for name in model._local if name not in self._tensors]
-        unexpected = [name for name in self._tensors if name not in model._local]
+        held = model.held()
+        missing = [name for name in held if name not in self._tensors]
+        unexpected = [name for name in self._tensors if name not in held]
         if self._strict and (missing or unexpected):
             word, names = ("is not in it", missing) if missing else ("is in it and not in this rank's part", unexpected)
             raise Error("corrupt", f"model.load_state_dict(same_partition_load=True): {names[0]} {word} ({len(names)} such "
                                    "tensors): the partition is another one; leave same_partition_load out", state.rank)
         with torch.no_grad():
-            for name, param in model._local.items():
+            for name, param in held.items():
                 if name not in self._tensors:
                     continue
                 value = self._tensors[name]

@@ -177,8 +177,9 @@ def _refuse_half_states(pending: weights.Pending, files: list[Any], keys: dict[s
     for number in range(max(len(file["param_groups"]) for file in files)):
         members = dict.fromkeys(name for file in files if number < len(file["param_groups"])
                                 for name in file["param_groups"][number]["params"])
-        shaped = {name: {key for key in keys.get(name, ()) if pending.index.shape(f"{STATE}{name}/{key}") == shapes.get(name)}
-                  for name in members}
+        # Of a scalar parameter a counter looks like a moment.
+        shaped = {name: {key for key in keys.get(name, ()) if shapes.get(name)
+                         and pending.index.shape(f"{STATE}{name}/{key}") == shapes[name]} for name in members}
         every = set().union(*shaped.values())
         for name, own in shaped.items():
             if own and own != every:

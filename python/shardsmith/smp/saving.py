@@ -111,6 +111,8 @@ def _manifest(config: str, hf: str) -> dict[str, Any]:
 
 def _described(path: str, model: DistributedModel | None) -> tuple[str, str]:
     """The model's configuration, and the name of the folder with what an export needs besides."""
+    if model is not None and model.is_plain:
+        return model._config_text, ""
     config = weightless.saved_config_text(model.module) if model is not None else ""
     hf = _write_hf_folder(path, model, config) if state.rank == 0 and model is not None else ""
     return config, hf
@@ -174,7 +176,7 @@ def _full_request(path: str, tag: str, model: DistributedModel | None, optimizer
 
 def _model_tree(model: DistributedModel, keep: list[torch.Tensor], skip: set[str]) -> dict[str, Any]:
     tree = {}
-    for hf_name, param in model._local.items():
+    for hf_name, param in model.held().items():
         if hf_name in skip:
             continue
         for piece in pieces(model._model, hf_name):

@@ -160,6 +160,9 @@ def _wanted(model: DistributedModel, pending: Pending) -> Staging:
     if model.masters is None or model.shards is not None:  # else they are rounded afterwards
         for name, param in model._local.items():
             _add(staging, param, pieces(model._model, name), pending.stored_name)
+    for name, buffer in model.held().items():
+        if name not in model._local:
+            _add(staging, buffer, pieces(model._model, name), pending.stored_name)
     return staging
 
 

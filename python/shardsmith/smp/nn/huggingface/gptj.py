@@ -1,0 +1,19 @@
+"""GPT-J, which this version does not have: its names are there, and refuse."""
+from __future__ import annotations
+
+from typing import Any
+
+from shardsmith.smp.nn.huggingface import translation
+
+
+def translate_hf_state_dict_to_smdistributed_gptj(state_dict: dict[str, Any], max_seq_len: int | None = None) -> dict[str, Any]:
+    """Raises Error("unsupported")."""
+    translation.later("GPT-J")
+
+
+def translate_state_dict_to_hf_gptj(state_dict: dict[str, Any], max_seq_len: int | None = None) -> dict[str, Any]:
+    """Raises Error("unsupported")."""
+    translation.later("GPT-J")
+
+
+translate_hf_gptj_state_dict_to_smdistributed = translate_hf_state_dict_to_smdistributed_gptj  # its older name

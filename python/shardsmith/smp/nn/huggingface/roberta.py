@@ -1,0 +1,20 @@
+"""RoBERTa, which this version does not have: its names are there, and refuse."""
+from __future__ import annotations
+
+from typing import Any
+
+from shardsmith.smp.nn.huggingface import translation
+
+
+def translate_hf_state_dict_to_smdistributed_roberta(state_dict: dict[str, Any], max_seq_len: int | None = None) -> dict[str, Any]:
+    """Raises Error("unsupported")."""
+    translation.later("RoBERTa")
+
+
+def translate_state_dict_to_hf_roberta(state_dict: dict[str, Any], max_seq_len: int | None = None) -> dict[str, Any]:
+    """Raises Error("unsupported")."""
+    translation.later("RoBERTa")
+
+
+translate_hf_state_dict_to_smdistributed = translate_hf_state_dict_to_smdistributed_roberta  # its older name
+translate_state_dict_to_smdistributed = translate_hf_state_dict_to_smdistributed_roberta  # and the guide's
