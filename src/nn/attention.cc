@@ -77,7 +77,7 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k_in, const at::Tens
   } else {
     at::Tensor x = scores.to(wide_type) * divisor;
     if (bias.defined()) x = x + bias;
-    const at::Tensor nothing = x.amax(-1, true).eq(kNothing);
+    const at::Tensor nothing = x.detach().amax(-1, true).eq(kNothing);
     p = at::softmax(x.masked_fill(nothing, 0), -1).masked_fill(nothing, 0).to(dtype);
   }
   if (drops)

@@ -131,7 +131,7 @@ at::Tensor masked_softmax(const at::Tensor& scores, const at::Tensor& mask, doub
   at::Tensor wide = scores.scalar_type() == at::kDouble ? scores : scores.to(at::kFloat);
   wide = wide * scale;
   if (mask.defined()) wide = wide + mask;
-  const at::Tensor empty = wide.amax(-1, true).eq(kNothing);
+  const at::Tensor empty = wide.detach().amax(-1, true).eq(kNothing);
   return at::softmax(wide.masked_fill(empty, 0), -1).masked_fill(empty, 0).to(scores.scalar_type());
 }
 

@@ -57,9 +57,10 @@ int64_t ActivationMemory::mask() const { return m_.hidden_dropout > 0 ? own_ : 0
 // From the first product's input to the second's, both included.
 int64_t ActivationMemory::attention() const {
   if (m_.attention_dropout > 0) {
-    // Probabilities spelled out: softmax's result and dropout's mask in float32, and what the weighted sum is given.
-    // Its products copy queries, keys and values until heads lie together, keys and values once for each query head.
-    return full_ + 3 * queries_ + scores_ * (2 * kFloat + element_) + queries_;
+    // Probabilities spelled out: softmax's result (float32 where there is no kernel), dropout's mask, and what the
+    // weighted sum is given. Its products copy queries, keys and values until heads lie together, keys and values once
+    // for each query head.
+    return full_ + 3 * queries_ + scores_ * ((has_kernels_ ? element_ : kFloat) + 2 * element_) + queries_;
   }
   // torch's fused attention keeps what it is given, its result, which the second product takes as it is, and the
   // logarithm of each sum.
@@ -93,11 +94,12 @@ bool ActivationMemory::keeps_input() const {
 // Gradients that exist at a time. Those of the hidden states: of the residual stream, of the branch's result, and that
 // behind its dropout. The feed-forward's: of the activation's result and of its input (two, where it is gated); what
 // goes into the second product is let go of in between. When the attention goes backward the feed-forward's part is
-// gone; spelled out, two gradients of its probabilities are in float32, and the product's are gone.
+// gone; spelled out, there are two gradients of its probabilities, as wide as softmax's result, and the product's are
+// gone.
 int64_t ActivationMemory::layer_backward() const {
   const int64_t output = 3 * full_ + (m_.gated ? 2 : 1) * mlp_;
   int64_t attention = 3 * full_ + 2 * queries_ + 2 * keys_ - (norm() + feed_forward() + mask());
-  if (m_.attention_dropout > 0) attention += scores_ * (2 * kFloat - element_);
+  if (m_.attention_dropout > 0) attention += scores_ * (2 * (has_kernels_ ? element_ : kFloat) - element_);
   return std::max(output, attention);
 }
 

@@ -51,7 +51,7 @@ results["said"] = (memory["embedding"] + 3 * memory["layer"] + memory["head"]
                    - (0 if name == "bert" else memory["hidden"]))
 """
 NAMES = ("gpt2", "gpt2_dry", "gpt2_relu", "llama", "llama_dropout", "qwen2", "gpt_neox", "gpt_neox_serial", "bert")
-CASES = [f"{name} fp32" for name in NAMES] + ["gpt2 bf16", "gpt2_dry fp16", "llama bf16", "llama fp16", "gpt_neox bf16", "bert bf16"]
+CASES = [f"{name} fp32" for name in NAMES] + ["gpt2 bf16", "gpt2 fp16", "gpt2_dry fp16", "llama bf16", "llama fp16", "gpt_neox bf16", "bert bf16"]
 
 
 @pytest.mark.parametrize("case", CASES)
