@@ -1,4 +1,5 @@
 // JSON text <-> Value.
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <limits>
@@ -44,9 +45,9 @@ class Builder {
   bool start_object(size_t) { return open(Value(Dict{})); }
   bool start_array(size_t) { return open(Value(List{})); }
   bool key(std::string& k) {
-    if (!stack_.back().keys.insert(k).second)
-      fail(ErrorKind::kCorrupt, where_, ": the key '", k, "' stands twice in one object");
-    stack_.back().key = std::move(k);
+    Open& object = stack_.back();
+    if (!object.is_new(k)) fail(ErrorKind::kCorrupt, where_, ": the key '", k, "' stands twice in one object");
+    object.key = std::move(k);
     return true;
   }
   bool end_object() { return close(); }
@@ -61,7 +62,18 @@ class Builder {
   struct Open {
     Value value;
     std::string key;
-    std::unordered_set<std::string> keys;
+    std::unordered_set<std::string> keys;  // of a large object; of a small one the items are looked through
+
+    bool is_new(const std::string& k) {
+      constexpr size_t kSmall = 16;
+      const Dict& dict = *value.get_if<Dict>();
+      if (dict.items.size() < kSmall)
+        return std::none_of(dict.items.begin(), dict.items.end(),
+                            [&](const auto& item) { return *item.first.template get_if<std::string>() == k; });
+      if (keys.empty())
+        for (const auto& [name, item] : dict.items) keys.insert(*name.get_if<std::string>());
+      return keys.insert(k).second;
+    }
   };
 
   bool open(Value container) {

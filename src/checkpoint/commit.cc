@@ -129,7 +129,7 @@ FolderState look_at(Storage& storage, const std::string& folder) {
       if (found.size != file.size) {
         fail(ErrorKind::kCorrupt, path, " has ", found.size, " bytes, the manifest says ", file.size);
       }
-      const std::string digest = read_pt_record(storage, path).digest;
+      const std::string digest = read_pt_digest(storage, path);
       if (digest != file.digest) {
         fail(ErrorKind::kCorrupt, path, " has digest '", digest, "', the manifest says '", file.digest, "'");
       }

@@ -89,7 +89,7 @@ void check_digest(const std::string& path, const std::string& digest, const Mani
 
 void check_file(Storage& storage, const std::string& path, const ManifestFile& file) {
   check_stat(storage, path, file);
-  check_digest(path, read_pt_record(storage, path).digest, file);
+  check_digest(path, read_pt_digest(storage, path), file);
 }
 
 Index read_partial(Storage& storage, const std::string& folder, const Manifest& manifest) {

@@ -36,6 +36,10 @@ struct PtRecord {
 };
 PtRecord read_pt_record(Storage& storage, const std::string& path);
 
+// PtRecord::digest alone, without parsing what the record holds: a digest that is the manifest's is of the record that
+// was saved. "" where there is no record.
+std::string read_pt_digest(Storage& storage, const std::string& path);
+
 struct PtTensor {
   Dtype dtype = Dtype::kF32;
   size_t storage = 0;  // which of PtContent::storages

@@ -25,6 +25,17 @@ std::optional<ZipRecord> find_extra_record(ReadFile& file) {
   return std::nullopt;
 }
 
+// The extra record's place and bytes; nothing in files that have none.
+std::optional<std::pair<ZipRecord, std::string>> extra_record_of(ReadFile& file) {
+  const TorchContainer container = torch_container(file);
+  if (container == TorchContainer::kLegacy) return std::nullopt;
+  if (container != TorchContainer::kZip) const TorchArchive says_what_it_is(file);
+  std::optional<ZipRecord> record = find_extra_record(file);
+  if (!record) return std::nullopt;
+  std::string bytes = read_record(file, *record, kMaxPtRecord);
+  return std::pair(std::move(*record), std::move(bytes));
+}
+
 }  // namespace
 
 bool is_pt(Storage& storage, const std::string& path) {
@@ -48,16 +59,19 @@ PtRecord read_pt_record(Storage& storage, const std::string& path) {
   const auto file = storage.open_read(path);
   PtRecord result;
   result.file_size = file->size();
-  if (torch_container(*file) == TorchContainer::kLegacy) return result;
-  if (torch_container(*file) != TorchContainer::kZip) const TorchArchive says_what_it_is(*file);
-  const std::optional<ZipRecord> record = find_extra_record(*file);
-  if (!record) return result;
-  PtRecordContent content = parse_pt_record(read_record(*file, *record, kMaxPtRecord), *record, path);
+  const auto found = extra_record_of(*file);
+  if (!found) return result;
+  PtRecordContent content = parse_pt_record(found->second, found->first, path);
   result.present = true;
   result.digest = std::move(content.digest);
   result.extra = std::move(content.extra);
   result.checksums = std::move(content.checksums);
   return result;
+}
+
+std::string read_pt_digest(Storage& storage, const std::string& path) {
+  const auto found = extra_record_of(*storage.open_read(path));
+  return found ? digest_of(found->second) : "";
 }
 
 }  // namespace shardsmith

@@ -85,7 +85,10 @@ TEST(TrainingMemory, ALayerOfGpt2KeepsWhatIsCountedByHand) {
   const ActivationMemory dropped(gpt2(0.1), {4, 256});
   EXPECT_EQ(dropped.layer(), 4 * (kHidden * (16 + 2) + 3 * kScores) + kRowsOfNorms);
   const ActivationMemory narrow(gpt2(0.1), {4, 256, 1, false, Precision::kBf16});
-  EXPECT_EQ(narrow.layer(), 2 * kHidden * (16 + 2) + (4 + 4 + 2) * kScores + kRowsOfNorms);
+  EXPECT_EQ(narrow.layer(), 2 * kHidden * (16 + 2) + (2 + 2 + 2) * kScores + kRowsOfNorms);
+  // No kernel: softmax is done in float32.
+  const ActivationMemory half(gpt2(0.1), {4, 256, 1, false, Precision::kFp16});
+  EXPECT_EQ(half.layer(), 2 * kHidden * (16 + 2) + (4 + 2 + 2) * kScores + kRowsOfNorms);
 }
 
 TEST(TrainingMemory, ALayerOfLlamaKeepsWhatIsCountedByHand) {

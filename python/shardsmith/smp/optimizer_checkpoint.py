@@ -10,7 +10,7 @@ from shardsmith.errors import Error
 from shardsmith.smp import precision, weights
 from shardsmith.smp.precision import MASTER
 from shardsmith.smp.session import logger, state
-from shardsmith.smp.slices import Staging, make_leaf, pieces, torch_word
+from shardsmith.smp.slices import Staging, make_leaf, piece_leaves, pieces, torch_word
 from shardsmith.smp.weights import STATE
 
 if TYPE_CHECKING:
@@ -42,15 +42,17 @@ def saved_tree(optimizer: DistributedOptimizer, keep: list[torch.Tensor], skip: 
 def _save_entry(states: dict[str, dict[str, Any]], hf_name: str, param: torch.Tensor, key: str, value: Any,
                 keep: list[torch.Tensor]) -> None:
     shaped = isinstance(value, torch.Tensor) and value.shape == param.shape and value.dim() > 0
-    rank = state.group_rank("tp")
-    for piece in state.model.optimized_pieces(hf_name):
-        name = f"{STATE}{piece.name}/{key}"
+    parts, rank = state.model.optimized_pieces(hf_name), state.group_rank("tp")
+    if shaped:
+        stored = [piece for piece in parts if piece.is_stored_by(rank)]
+        for piece, leaf in zip(stored, piece_leaves(value, stored, keep, f"{STATE}{{}}/{key}")):
+            states[piece.name][key] = leaf
+        return
+    for piece in parts:
         if not isinstance(value, torch.Tensor):
             states[piece.name][key] = value
-        elif shaped and piece.is_stored_by(rank):
-            states[piece.name][key] = make_leaf(piece.read(value), keep, name, piece)
-        elif not shaped and piece.is_stored_by(rank) and not any(piece.box):  # a counter, wherever a part of it is
-            states[piece.name][key] = make_leaf(value, keep, name)
+        elif piece.is_stored_by(rank) and not any(piece.box):  # a counter, wherever a part of it is
+            states[piece.name][key] = make_leaf(value, keep, f"{STATE}{piece.name}/{key}")
 
 
 def saved_masters(optimizer: DistributedOptimizer, keep: list[torch.Tensor], skip: set[str]) -> dict[str, Any] | None:
@@ -60,10 +62,11 @@ def saved_masters(optimizer: DistributedOptimizer, keep: list[torch.Tensor], ski
     states: dict[str, dict[str, Any]] = {}
     rank = state.group_rank("tp")
     for hf_name, master in state.model.masters.items():
-        for piece in state.model.optimized_pieces(hf_name) if hf_name not in skip else []:
-            if piece.is_stored_by(rank):
-                leaf = make_leaf(piece.read(master), keep, f"{STATE}{piece.name}/{MASTER}", piece)
-                states[piece.name] = {MASTER: leaf}
+        if hf_name in skip:
+            continue
+        stored = [piece for piece in state.model.optimized_pieces(hf_name) if piece.is_stored_by(rank)]
+        for piece, leaf in zip(stored, piece_leaves(master, stored, keep, f"{STATE}{{}}/{MASTER}")):
+            states[piece.name] = {MASTER: leaf}
     scaler = precision.scaler_values(optimizer.loss_scaler)
     return {"dtype": torch_word(precision.narrow_dtype()), "loss_scaler": scaler, "state": states}
 
@@ -125,8 +128,7 @@ def _restore_param(optimizer: DistributedOptimizer, param: torch.Tensor, hf_name
         dtype = getattr(torch, index.dtype(name))
         if list(index.shape(name)) == list(shape) and shape:
             restored[key] = _like(param, dtype, known.get(key))
-            for piece in parts:
-                staging.add(f"{STATE}{piece.name}/{key}", piece.view(restored[key]), piece)
+            staging.add_pieces(restored[key], [(f"{STATE}{piece.name}/{key}", piece) for piece in parts])
         else:
             # Step counters stay on the CPU unless the optimizer is of the kinds that keep them with the parameter.
             on_device = any(g.get("fused") or g.get("capturable") for g in optimizer.optimizer.param_groups)

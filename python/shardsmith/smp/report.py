@@ -1,10 +1,9 @@
 """What became of a checkpoint: `smp.state.load_report`, and one line of it in the log."""
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
-
-import torch
 
 from shardsmith.errors import Error
 from shardsmith.smp.slices import pieces
@@ -59,12 +58,14 @@ def compare(model: DistributedModel, pending: Pending) -> None:
     dtypes = model.dtypes()
     for hf_name in model.whole_shapes:
         parts = [piece.name for piece in pieces(model._whole, hf_name)]
-        expected |= {pending.prefix + name for name in parts}
-        is_there = all(pending.stored_name(name) is not None for name in parts)
-        (report.restored if is_there else report.missing).append(hf_name)
-        stored = pending.index.dtype(pending.stored_name(parts[0])) if is_there else ""
-        if is_there and stored != dtypes[hf_name]:
-            report.cast.append(f"{hf_name}: {stored} -> {dtypes[hf_name]}")
+        expected.update(pending.prefix + name for name in parts)
+        stored = [pending.stored_name(name) for name in parts]
+        if None in stored:
+            report.missing.append(hf_name)
+            continue
+        report.restored.append(hf_name)
+        if (dtype := pending.index.dtype(stored[0])) != dtypes[hf_name]:
+            report.cast.append(f"{hf_name}: {dtype} -> {dtypes[hf_name]}")
     report.unexpected += sorted(name.removeprefix(pending.prefix) for name in names
                                 if name.startswith(pending.prefix) and name not in expected)
     _note_padding(model, report)
@@ -94,6 +95,6 @@ def loses(line: str) -> bool:
 
 def _note_padding(model: DistributedModel, report: LoadReport) -> None:
     for hf_name, shape in model.own_shapes.items():
-        held = sum(torch.Size(piece.shape).numel() for piece in pieces(model._model, hf_name))
-        if torch.Size(shape).numel() > held:
+        held = sum(math.prod(piece.shape) for piece in pieces(model._model, hf_name))
+        if math.prod(shape) > held:
             report.padded.append(hf_name)

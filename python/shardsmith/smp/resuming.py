@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from shardsmith.errors import Error
-from shardsmith.smp import rng, weights
+from shardsmith.smp import collector, rng, weights
 from shardsmith.smp.finding import find
 from shardsmith.smp.report import LoadReport
 from shardsmith.smp.session import logger, state
@@ -27,7 +27,7 @@ def resume_from_checkpoint(path: Any, tag: Any = None, partial: bool = True, str
     the partition is made (now, if it is). What became of it all is in smp.state.load_report."""
     if load_optimizer_states is not None:  # its name in 1.10
         load_optimizer = load_optimizer_states
-    with state.require().calling("resume_from_checkpoint"):
+    with state.require().calling("resume_from_checkpoint"), collector.paused():
         return _resume(path, tag, bool(partial), bool(strict), bool(load_optimizer), translate_function)
 
 

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 from shardsmith.errors import Error
-from shardsmith.smp import rng, weightless, whole
+from shardsmith.smp import collector, rng, weightless, whole
 from shardsmith.smp.background import saving
 from shardsmith.smp.durable import sync
 from shardsmith.smp.model import DistributedModel
 from shardsmith.smp.optimizer import DistributedOptimizer
 from shardsmith.smp.session import logger, state
-from shardsmith.smp.slices import make_leaf, pieces
+from shardsmith.smp.slices import piece_leaves, pieces
 from shardsmith.smp.values import Encoder
 
 HF_FOLDER = "hf"  # beside the checkpoints: what an export needs besides weights
@@ -45,7 +45,7 @@ def save_checkpoint(path: Any, tag: Any, partial: bool = True, model: Distribute
     `partial=False`: the whole model in one file, under Hugging Face names where the family is known and
     `translate_if_full`; with `optimizer_if_full` its optimizer beside it. `blocking=False` returns when all is copied, and
     a thread writes: `wait_for_checkpoint`. While one does, the next save waits for it or, with `if_busy="skip"`, is none."""
-    with state.require().calling("save_checkpoint"):
+    with state.require().calling("save_checkpoint"), collector.paused():
         given = {"partial": bool(partial), "blocking": bool(blocking), "if_busy": if_busy,
                  "num_kept_partial_checkpoints": num_kept_partial_checkpoints, "translate_if_full": bool(translate_if_full),
                  "optimizer_if_full": bool(optimizer_if_full), "a model": model is not None,
@@ -175,13 +175,13 @@ def _full_request(path: str, tag: str, model: DistributedModel | None, optimizer
 
 
 def _model_tree(model: DistributedModel, keep: list[torch.Tensor], skip: set[str]) -> dict[str, Any]:
-    tree = {}
+    tree, rank = {}, state.group_rank("tp")
     for hf_name, param in model.held().items():
         if hf_name in skip:
             continue
-        for piece in pieces(model._model, hf_name):
-            if piece.is_stored_by(state.group_rank("tp")):
-                tree[piece.name] = make_leaf(piece.read(param), keep, f"model/{piece.name}", piece)
+        stored = [piece for piece in pieces(model._model, hf_name) if piece.is_stored_by(rank)]
+        for piece, leaf in zip(stored, piece_leaves(param, stored, keep, "model/{}")):
+            tree[piece.name] = leaf
     return tree
 
 

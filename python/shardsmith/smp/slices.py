@@ -3,7 +3,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+import operator
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -60,8 +62,17 @@ class Piece(NamedTuple):
         return tensor
 
 
+_known: WeakKeyDictionary[Any, dict[str, list[Piece]]] = WeakKeyDictionary()
+
+
 def pieces(model: Any, hf_name: str) -> list[Piece]:
-    return [Piece(*values) for values in model.pieces(hf_name)]
+    """Of a _core.Model, which never changes: what has been asked for is kept. The list is not to be written to."""
+    known = _known.get(model)
+    if known is None:
+        known = _known.setdefault(model, {})
+    if (found := known.get(hf_name)) is None:
+        found = known[hf_name] = [Piece(*values) for values in model.pieces(hf_name)]
+    return found
 
 
 def cut(whole_model: Any, model: Any, hf_name: str, whole: torch.Tensor, own: torch.Tensor) -> None:
@@ -71,13 +82,38 @@ def cut(whole_model: Any, model: Any, hf_name: str, whole: torch.Tensor, own: to
         target.copy_(of_own.of_whole(of_whole.read(whole)).reshape(target.shape))
 
 
+class Memory(NamedTuple):
+    """Of a tensor on CPU: what its pieces are described from, by arithmetic instead of a view each."""
+
+    dtype: str
+    element: int  # bytes
+    address: int  # of the storage
+    size: int  # of the storage, bytes
+    offset: int  # elements
+    strides: tuple[int, ...]
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> Memory:
+        storage = tensor.untyped_storage()
+        return Memory(torch_word(tensor.dtype), tensor.element_size(), storage.data_ptr(), storage.nbytes(),
+                      tensor.storage_offset(), tensor.stride())
+
+    def begin(self, piece: Piece) -> int:
+        """Where a piece begins in the storage, in elements."""
+        return self.offset + sum(map(operator.mul, piece.offset, self.strides))
+
+    def strides_of(self, piece: Piece) -> list[int]:
+        """Of one whose rows lie together."""
+        return [self.strides[d] for d in piece.permutation]
+
+
 def want(name: str, view: torch.Tensor, whole: list[int] | None = None, box: list[int] | None = None) -> tuple[Any, ...]:
     """A tensor of an Index, or the part of it that begins at `box`, into the memory of a view on CPU."""
-    storage = view.untyped_storage()
-    begin = view.storage_offset() * view.element_size()
+    memory = Memory.of(view)
+    begin = memory.offset * memory.element
     shape = list(view.shape)
-    return (name, torch_word(view.dtype), shape if whole is None else list(whole), [0] * len(shape) if box is None else
-            list(box), shape, storage.data_ptr() + begin, storage.nbytes() - begin, list(view.stride()))
+    return (name, memory.dtype, shape if whole is None else whole, [0] * len(shape) if box is None else box, shape,
+            memory.address + begin, memory.size - begin, memory.strides)
 
 
 class Staging:
@@ -86,24 +122,41 @@ class Staging:
 
     def __init__(self) -> None:
         self.wants: list[tuple[Any, ...]] = []
-        self._targets: list[tuple[str, torch.Tensor, Piece | None]] = []
+        self._targets: list[tuple[str, torch.Tensor, Piece | None]] = []  # a piece's tensor is the whole one
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._reading: Any = None
 
-    def add(self, name: str, view: torch.Tensor, piece: Piece | None = None) -> None:
-        self._targets.append((name, view, piece))
-        shape = list(view.shape) if piece is None else list(piece.shape)
-        if view.device.type != "cpu" or list(view.shape) != shape:
-            copy = torch.empty(shape, dtype=view.dtype)
-            self._copies.append((view, copy.view(view.shape)))
-            view = copy
-        self.wants.append(want(name, view, piece.whole, piece.box) if piece else want(name, view))
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        """All of tensor `name`."""
+        self._targets.append((name, tensor, None))
+        self.wants.append(want(name, self._staged(tensor, list(tensor.shape))))
+
+    def add_pieces(self, tensor: torch.Tensor, named: list[tuple[str, Piece]]) -> None:
+        """A tensor's pieces, each with the name that it has in the checkpoint."""
+        memory = Memory.of(tensor) if tensor.device.type == "cpu" else None
+        for name, piece in named:
+            self._targets.append((name, tensor, piece))
+            if memory is None or piece.run:
+                copy = self._staged(piece.view(tensor), piece.shape)
+                self.wants.append(want(name, copy, piece.whole, piece.box))
+                continue
+            begin = memory.begin(piece) * memory.element
+            self.wants.append((name, memory.dtype, piece.whole, piece.box, piece.shape, memory.address + begin,
+                               memory.size - begin, memory.strides_of(piece)))
+
+    def _staged(self, view: torch.Tensor, shape: list[int]) -> torch.Tensor:
+        """Itself, or what is copied there once it has been read."""
+        if view.device.type == "cpu" and list(view.shape) == shape:
+            return view
+        copy = torch.empty(shape, dtype=view.dtype)
+        self._copies.append((view, copy.view(view.shape)))
+        return copy
 
     def read(self, index: Any, where: str = "") -> None:
         """What this rank reads for itself alone."""
         if hasattr(index, "copy"):  # of tensors in memory: StateIndex
-            for name, view, piece in self._targets:
-                index.copy(name, view, piece)
+            for name, tensor, piece in self._targets:
+                index.copy(name, tensor if piece is None else piece.view(tensor), piece)
             return
         index.prepare(self.wants, where=where).run()
         self._copy()
@@ -146,6 +199,19 @@ def make_leaf(tensor: torch.Tensor, keep: list[torch.Tensor], name: str = "", pi
                    "box_offset": piece.box if piece else [0] * len(shape)}
     return _core.Leaf(torch_word(value.dtype), storage.data_ptr(), storage.nbytes(), value.storage_offset(), shape,
                       list(value.stride()), tensor.requires_grad and tensor.is_leaf, **options)
+
+
+def piece_leaves(tensor: torch.Tensor, parts: list[Piece], keep: list[torch.Tensor], name: str) -> list[Any]:
+    """Of each piece the leaf; `name` has a {} where the piece's own name stands."""
+    from shardsmith import _core
+
+    if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+        return [make_leaf(piece.read(tensor), keep, name.format(piece.name), piece) for piece in parts]
+    keep.append(tensor.detach())
+    memory = Memory.of(tensor)
+    return [make_leaf(piece.read(tensor), keep, name.format(piece.name), piece) if piece.run else
+            _core.Leaf(memory.dtype, memory.address, memory.size, memory.begin(piece), piece.shape, memory.strides_of(piece),
+                       False, name.format(piece.name), piece.whole, piece.box) for piece in parts]
 
 
 def initialize(hf_name: str, tensor: torch.Tensor, seed: int, config: dict[str, Any]) -> None:

@@ -119,9 +119,8 @@ def _initialize(model: DistributedModel, names: list[str]) -> None:
 
 
 def _add(staging: Staging, tensor: torch.Tensor, parts: list[Piece], stored: Callable[[str], str | None]) -> None:
-    for piece in parts:
-        if (name := stored(piece.name)) is not None:  # else it is missing, and that has been said
-            staging.add(name, piece.view(tensor), piece)
+    named = ((stored(piece.name), piece) for piece in parts)
+    staging.add_pieces(tensor, [(name, piece) for name, piece in named if name is not None])  # else missing, which has been said
 
 
 def read_together(prepare: Callable[[], Reading | None]) -> None:
