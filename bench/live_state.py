@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "bench" / "peers"), str(ROOT / "python")]
 from common import proc_io, proc_status  # noqa: E402
 
-# Width, layers; as bench/peers/state.py has them. The tiny one: 19,994 tensors of 1.1 KB in the mean, weights alone.
-SIZES = {"full": (1024, 24), "small": (384, 9), "tiny": (16, 1666)}
+# Width, layers; as bench/peers/state.py has them. The tiny one: 20,004 tensors of 1 KB in the mean as checkpoints have them, weights alone.
+SIZES = {"full": (1024, 24), "small": (384, 9), "tiny": (18, 1250)}
 KEYS = {"pp": {"pipeline_parallel_degree": 2, "microbatches": 2}, "tp": {"tensor_parallel_degree": 2}, "rdp": {}}
 
 

@@ -10,6 +10,8 @@ one step in turn, with their spread.
             processes; balance: mean / max of the stages' multiply-adds; scaling: two such processes at once over one alone
   slices    two tensor-parallel ranks of a Llama, beside one process, and beside DTensor. Bound: scaling x compute /
             (compute + the same sums timed alone), compute: one process's time / scaling
+  python    one process with 2 threads through smp, beside the same steps in C++ alone (bench/step.cc; bench_step has to
+            be built); and what `import shardsmith` takes beyond torch's import
   sharded   two replicas with shard_optimizer_state, each with its own batch, beside DistributedDataParallel with
             ZeroRedundancyOptimizer; bound as above with the buckets' reduction and gathering
 
@@ -24,11 +26,12 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SEQUENCE = 256
-PARTS = ("fp32", "bf16", "masters", "stages", "stages-masters", "slices", "sharded")
+PARTS = ("fp32", "bf16", "masters", "python", "stages", "stages-masters", "slices", "sharded")
 
 
 def arguments() -> argparse.Namespace:
@@ -39,6 +42,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--warm-up", type=int, default=2, help="steps that don't count")
     parser.add_argument("--only", default=",".join(PARTS))
+    parser.add_argument("--engine", default=os.path.join(ROOT, "build", "bench_step"), help="the program of the part python")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -57,9 +61,9 @@ class Team:
     """The ranks of one kind, processes of this script that make a step when told to."""
 
     def __init__(self, args: argparse.Namespace, kind: str, ranks: int = 1, threads: int = 1, batch: int = 0,
-                 model: str = ""):
-        command = [sys.executable, os.path.abspath(__file__), "--worker", kind, "--model", model or args.model, "--batch",
-                   str(batch or args.batch), "--warm-up", str(args.warm_up)]
+                 model: str = "", command: list[str] | None = None):
+        command = command or [sys.executable, os.path.abspath(__file__), "--worker", kind, "--model", model or args.model,
+                              "--batch", str(batch or args.batch), "--warm-up", str(args.warm_up)]
         several = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
                    "MASTER_PORT": free_port()} if ranks > 1 else {}
         self.kind, self.tokens = kind, (batch or args.batch) * SEQUENCE
@@ -170,6 +174,35 @@ def one_process(args: argparse.Namespace, part: str) -> dict:
     return report.values
 
 
+def through_python(args: argparse.Namespace) -> dict:
+    """GPT-2 small with random weights on both sides."""
+    report = Report(f"gpt2, one process, 2 threads, through Python, batch {args.batch} x {SEQUENCE}")
+    with tempfile.TemporaryDirectory() as folder:
+        config = os.path.join(folder, "config.json")
+        subprocess.run([sys.executable, "-c", "import sys, train_kinds; train_kinds.write_config(sys.argv[1])", config],
+                       env={**os.environ, "PYTHONPATH": os.path.join(ROOT, "bench")}, check=True)
+        teams = {"c++": Team(args, "c++", threads=2, command=[args.engine, config, str(args.batch), str(SEQUENCE),
+                                                              str(args.warm_up)]),
+                 "ours": Team(args, "ours-fp32", threads=2, model="gpt2")}
+        seconds = rounds(args, teams)
+        for name, team in teams.items():
+            report.team(name, {"ours": "shardsmith", "c++": "the engine alone"}[name], team, seconds[name])
+            team.end()
+    report.add("ratio_c++", "ratio to the engine alone (bar: 0.97)", ratios(seconds["c++"], seconds["ours"]))
+    imports = {"torch": "import torch", "shardsmith": "import torch, shardsmith as smp; smp.init"}
+    found: dict[str, list[float]] = {name: [] for name in imports}
+    for round_ in range(args.rounds + 1):  # the first fills the page cache
+        for name, text in imports.items():
+            begin = time.perf_counter()
+            subprocess.run([sys.executable, "-c", text], check=True,
+                           env={**os.environ, "PYTHONPATH": os.path.join(ROOT, "python")})
+            if round_:
+                found[name].append(time.perf_counter() - begin)
+    report.add("import", "import of shardsmith beyond torch's, seconds (bar: 0.3)",
+               [ours - torch for ours, torch in zip(found["shardsmith"], found["torch"])])
+    return report.values
+
+
 def together(args: argparse.Namespace, part: str) -> dict:
     """Two ranks beside one process, beside a peer, and beside what is possible."""
     from train_kinds import MICROBATCHES, balance_of
@@ -227,7 +260,8 @@ def main() -> None:
         return worker(args)
     result = {"model": args.model, "rounds": args.rounds}
     for part in args.only.split(","):
-        result[part] = one_process(args, part) if part in ("fp32", "bf16", "masters") else together(args, part)
+        one = part in ("fp32", "bf16", "masters")
+        result[part] = through_python(args) if part == "python" else one_process(args, part) if one else together(args, part)
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:
             json.dump(result, file, indent=1)

@@ -35,6 +35,12 @@ def build(model: str) -> torch.nn.Module:
     return built.train()
 
 
+def write_config(path: str) -> None:
+    """GPT-2 small's, for bench/step.cc."""
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(build("gpt2").config.to_json_string())
+
+
 def batch_of(model: torch.nn.Module, rows: int) -> torch.Tensor:
     return torch.randint(model.config.vocab_size, (rows, SEQUENCE), generator=torch.Generator().manual_seed(3))
 

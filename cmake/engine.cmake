@@ -38,6 +38,9 @@ file(GLOB engine_module_sources CONFIGURE_DEPENDS python/csrc/engine/*.cc)
 shardsmith_extension(_engine ${engine_module_sources})
 target_link_libraries(_engine PRIVATE shardsmith_engine ${TORCH_PYTHON_LIBRARY})
 
+add_executable(bench_step EXCLUDE_FROM_ALL bench/step.cc)
+target_link_libraries(bench_step PRIVATE shardsmith_engine shardsmith_warnings)
+
 if(SHARDSMITH_TESTS)
   file(GLOB engine_tests CONFIGURE_DEPENDS tests/engine/*.cc)
   if(engine_tests)

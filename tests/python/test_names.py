@@ -3,13 +3,15 @@ here where it is little."""
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 
 import pytest
 
 import smdistributed.modelparallel
 import smdistributed.modelparallel.torch as smp
 from shardsmith.errors import Error
-from smp_helpers import make_models, run
+from smp_helpers import environment, make_models, run
 
 REQUIRED = inspect.Parameter.empty
 ANY = object()  # the documents don't say
@@ -159,6 +161,27 @@ def test_groups_ranks_and_aliases():
     assert families.gptneo.translate_hf_gptneo_state_dict_to_smdistributed
     assert optimizers.FusedLamb is optimizers.FusedLAMB and issubclass(optimizers.FusedNovoGrad, __import__("torch").optim.Optimizer)
     assert issubclass(smp.nn.FusedLayerNorm, __import__("torch").nn.LayerNorm)
+
+
+def test_every_way_to_import_gives_the_same_objects():
+    """And what works without torch doesn't wait for it."""
+    code = """
+import sys
+import shardsmith
+from shardsmith import heap, launcher
+assert "torch" not in sys.modules and not hasattr(shardsmith, "_nothing") and "torch" not in sys.modules
+import shardsmith as ours
+import smdistributed.modelparallel.torch as smp
+assert all(getattr(ours, name) is getattr(smp, name) for name in smp.__all__)
+import smdistributed.modelparallel.torch.nn.huggingface.gpt2 as translation
+from smdistributed.modelparallel.torch.nn import FusedLayerNorm
+from smdistributed.modelparallel.torch.amp import GradScaler
+from shardsmith import nn
+assert translation is nn.huggingface.gpt2 and FusedLayerNorm is nn.FusedLayerNorm and GradScaler is smp.amp.GradScaler
+assert not hasattr(ours, "nothing") and "step" in dir(ours) and "transformers" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("use", [

@@ -54,6 +54,6 @@ pybind11::object to_python(const Value& value, const Index& index);
 
 // Python -> Value; Leafs are collected into `content`, storages told apart by address. Throws kUnsupported for an
 // object that is no plain value, with its path.
-Value from_python(const pybind11::handle& object, PtContent* content, const std::string& path = "");
+Value from_python(const pybind11::handle& object, PtContent* content);
 
 }  // namespace shardsmith::python

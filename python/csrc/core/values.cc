@@ -1,4 +1,9 @@
 // Plain values, from and to Python.
+#include <map>
+#include <utility>
+#include <variant>
+#include <vector>
+
 #include "bindings.h"
 
 namespace py = pybind11;
@@ -35,19 +40,92 @@ struct ToPython {
   py::object operator()(const DtypeName& v) const { return py::str("torch." + v.name); }
 };
 
-size_t storage_of(const Leaf& leaf, PtContent& content) {
-  for (size_t i = 0; i < content.storages.size(); ++i)
-    if (content.storages[i].data == leaf.storage && content.storages[i].size == leaf.storage_size) return i;
-  content.storages.push_back({leaf.storage_size, leaf.storage, nullptr});
-  return content.storages.size() - 1;
-}
-
 Value integer(const py::handle& object) {
   int overflow = 0;
   const int64_t value = PyLong_AsLongLongAndOverflow(object.ptr(), &overflow);
   if (overflow) return BigInt{py::str(object).cast<std::string>()};
   return value;
 }
+
+class FromPython {
+ public:
+  explicit FromPython(PtContent* content) : content_(content) {}
+
+  Value convert(const py::handle& object) {
+    if (object.is_none()) return None{};
+    if (py::isinstance<py::bool_>(object)) return object.cast<bool>();
+    if (PyLong_CheckExact(object.ptr())) return integer(object);
+    if (PyFloat_CheckExact(object.ptr())) return object.cast<double>();
+    if (PyUnicode_CheckExact(object.ptr())) return object.cast<std::string>();
+    if (PyComplex_CheckExact(object.ptr())) {
+      const auto c = object.cast<std::complex<double>>();
+      return Complex{c.real(), c.imag()};
+    }
+    if (PyBytes_CheckExact(object.ptr())) return Bytes{object.cast<std::string>()};
+    if (PyList_CheckExact(object.ptr())) return list(object);
+    if (PyTuple_CheckExact(object.ptr())) return Tuple{list(object)};
+    if (PyAnySet_CheckExact(object.ptr())) return Set{list(object)};
+    if (PyDict_Check(object.ptr())) return dict(py::reinterpret_borrow<py::dict>(object));
+    if (py::isinstance<Opaque>(object)) return object.cast<Opaque>();
+    if (content_ && py::isinstance<Leaf>(object)) return leaf(object.cast<const Leaf&>());
+    fail(ErrorKind::kUnsupported, "'", path(), "' is a ", py::str(py::type::of(object)).cast<std::string>(),
+         ", which is no plain value");
+  }
+
+ private:
+  List list(const py::handle& items) {
+    List result;
+    int64_t position = 0;
+    for (const py::handle& item : items) {
+      above_.emplace_back(position++);
+      result.push_back(convert(item));
+      above_.pop_back();
+    }
+    return result;
+  }
+
+  Dict dict(const py::dict& items) {
+    Dict result;
+    for (const auto& [key, value] : items) {
+      above_.emplace_back(key);
+      PtContent* const content = std::exchange(content_, nullptr);  // a key is no tensor
+      Value name = convert(key);
+      content_ = content;
+      result.items.emplace_back(std::move(name), convert(value));
+      above_.pop_back();
+    }
+    return result;
+  }
+
+  Value leaf(const Leaf& leaf) {
+    const auto [known, is_new] =
+        storages_.emplace(std::pair(leaf.storage, leaf.storage_size), content_->storages.size());
+    if (is_new) content_->storages.push_back({leaf.storage_size, leaf.storage, nullptr});
+    PtTensor tensor = leaf.tensor;
+    tensor.storage = known->second;
+    content_->tensors.push_back(std::move(tensor));
+    return TensorRef{content_->tensors.size() - 1};
+  }
+
+  std::string path() const {
+    std::string path;
+    for (const auto& step : above_) {
+      const int64_t* position = std::get_if<int64_t>(&step);
+      const py::handle key = position ? py::handle() : std::get<py::handle>(step);
+      if (position)
+        path = path_join(path, *position);
+      else if (PyLong_CheckExact(key.ptr()))
+        path = path_join(path, key.cast<int64_t>());
+      else
+        path = path_join(path, py::str(key).cast<std::string>());
+    }
+    return path;
+  }
+
+  PtContent* content_;
+  std::map<std::pair<const std::byte*, uint64_t>, size_t> storages_;  // by address and size
+  std::vector<std::variant<int64_t, py::handle>> above_;              // positions and keys that lead to the object
+};
 
 }  // namespace
 
@@ -70,45 +148,6 @@ py::list texts_of(const std::vector<std::string>& texts) {
 
 py::object to_python(const Value& value, const Index& index) { return std::visit(ToPython{index}, value.variant()); }
 
-Value from_python(const py::handle& object, PtContent* content, const std::string& path) {
-  const auto list = [&](const py::handle& items) {
-    List result;
-    int64_t position = 0;
-    for (const py::handle& item : items) result.push_back(from_python(item, content, path_join(path, position++)));
-    return result;
-  };
-  if (object.is_none()) return None{};
-  if (py::isinstance<py::bool_>(object)) return object.cast<bool>();
-  if (PyLong_CheckExact(object.ptr())) return integer(object);
-  if (PyFloat_CheckExact(object.ptr())) return object.cast<double>();
-  if (PyUnicode_CheckExact(object.ptr())) return object.cast<std::string>();
-  if (PyComplex_CheckExact(object.ptr())) {
-    const auto c = object.cast<std::complex<double>>();
-    return Complex{c.real(), c.imag()};
-  }
-  if (PyBytes_CheckExact(object.ptr())) return Bytes{object.cast<std::string>()};
-  if (PyList_CheckExact(object.ptr())) return list(object);
-  if (PyTuple_CheckExact(object.ptr())) return Tuple{list(object)};
-  if (PyAnySet_CheckExact(object.ptr())) return Set{list(object)};
-  if (PyDict_Check(object.ptr())) {
-    Dict result;
-    for (const auto& [key, value] : py::reinterpret_borrow<py::dict>(object)) {
-      const std::string below = PyLong_CheckExact(key.ptr()) ? path_join(path, key.cast<int64_t>())
-                                                             : path_join(path, py::str(key).cast<std::string>());
-      result.items.emplace_back(from_python(key, nullptr, below), from_python(value, content, below));
-    }
-    return result;
-  }
-  if (py::isinstance<Opaque>(object)) return object.cast<Opaque>();
-  if (content && py::isinstance<Leaf>(object)) {
-    const auto& leaf = object.cast<const Leaf&>();
-    PtTensor tensor = leaf.tensor;
-    tensor.storage = storage_of(leaf, *content);
-    content->tensors.push_back(std::move(tensor));
-    return TensorRef{content->tensors.size() - 1};
-  }
-  fail(ErrorKind::kUnsupported, "'", path, "' is a ", py::str(py::type::of(object)).cast<std::string>(),
-       ", which is no plain value");
-}
+Value from_python(const py::handle& object, PtContent* content) { return FromPython(content).convert(object); }
 
 }  // namespace shardsmith::python
