@@ -36,6 +36,7 @@ class Model:
     # Pieces of one hf tensor as this rank holds it: (logical name, logical shape, permutation, offset in the hf tensor,
     # rows that lie together or 0 for all, from the beginning of such a run to that of the next, shape of the whole logical tensor, where this rank's part begins in it, neighbouring ranks that hold the same part).
     def pieces(self, hf_name: str) -> list[tuple[str, list[int], list[int], list[int], int, int, list[int], list[int], int]]: ...
+    piece_names: dict[str, list[str]]  # logical names by hf name; made anew each time
     def partition(self, stages: int, memory_weight: float = 0.8, sequence: int = 1024) -> list[int]: ...  # `first`
     def balance(self, first: list[int], memory_weight: float = 0.8, sequence: int = 1024) -> float: ...
     def stage_tensors(self, first: list[int], stage: int) -> list[str]: ...  # hf names

@@ -8,6 +8,7 @@
 #include <unordered_set>
 
 #include "base/error.h"
+#include "base/json_items.h"
 #include "base/utf8.h"
 #include "base/value.h"
 
@@ -27,7 +28,10 @@ std::string_view without_prefix(std::string_view message) {
 class Builder {
  public:
   using json = nlohmann::json;
-  explicit Builder(std::string_view where) : where_(where) {}
+  using Take = std::function<void(const Value&)>;
+  // `key`, `take`: of parse_json_items.
+  explicit Builder(std::string_view where, std::string_view key = {}, const Take* take = nullptr)
+      : where_(where), key_(key), take_(take) {}
 
   bool null() { return add(Value()); }
   bool boolean(bool v) { return add(Value(v)); }
@@ -91,13 +95,16 @@ class Builder {
       root_ = std::move(value);
     } else if (Dict* dict = stack_.back().value.get_if<Dict>()) {
       dict->items.emplace_back(Value(std::move(stack_.back().key)), std::move(value));
+    } else if (take_ && stack_.size() == 2 && stack_.front().key == key_) {
+      (*take_)(value);
     } else {
       stack_.back().value.get_if<List>()->push_back(std::move(value));
     }
     return true;
   }
 
-  std::string_view where_;
+  std::string_view where_, key_;
+  const Take* take_;
   std::vector<Open> stack_;
   std::optional<Value> root_;
 };
@@ -272,6 +279,13 @@ std::optional<std::string> unhex(const std::string& digits) {
 
 Value parse_json(std::string_view text, std::string_view where) {
   Builder builder(where);
+  nlohmann::json::sax_parse(text.begin(), text.end(), &builder);
+  return builder.take();
+}
+
+Value parse_json_items(std::string_view text, std::string_view where, std::string_view key,
+                       const std::function<void(const Value& item)>& take) {
+  Builder builder(where, key, &take);
   nlohmann::json::sax_parse(text.begin(), text.end(), &builder);
   return builder.take();
 }

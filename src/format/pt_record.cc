@@ -1,7 +1,10 @@
 #include "format/pt_record.h"
 
+#include <exception>
+
 #include "base/checksum.h"
 #include "base/error.h"
+#include "base/json_items.h"
 
 namespace shardsmith {
 namespace {
@@ -24,7 +27,7 @@ Value list_of(const Shape& shape) {
 
 class Parser {
  public:
-  Parser(const Value& root, std::string_view where) : root_(root), where_(where) {}
+  explicit Parser(std::string_view where) : where_(where) {}
 
   template <typename T>
   const T& field(const Value& value, std::string_view name) const {
@@ -46,18 +49,31 @@ class Parser {
   [[noreturn]] void bad(const Args&... why) const {
     fail(ErrorKind::kCorrupt, where_, ": record '", kPtRecordName, "': ", why...);
   }
-  const Value& root() const { return root_; }
 
  private:
-  const Value& root_;
   std::string_view where_;
 };
 
-BlockChecksums parse_checksums(const Parser& parser, const ZipRecord& record) {
+PtSlice parse_slice(const Parser& parser, const Value& entry) {
+  PtSlice slice;
+  const int64_t tensor = parser.field<int64_t>(entry, "tensor");
+  if (tensor < 0) parser.bad("slice of tensor ", tensor);
+  slice.tensor = static_cast<size_t>(tensor);
+  slice.name = parser.field<std::string>(entry, "name");
+  slice.shape = parser.shape(entry, "shape");
+  slice.box.offset = parser.shape(entry, "offset");
+  slice.box.extent = parser.shape(entry, "extent");
+  if (slice.box.offset.size() != slice.shape.size() || slice.box.extent.size() != slice.shape.size() ||
+      !inside(slice.box, slice.shape))
+    parser.bad("the slice of '", slice.name, "' doesn't lie inside of its tensor");
+  return slice;
+}
+
+BlockChecksums parse_checksums(const Parser& parser, const Value& root, const ZipRecord& record) {
   BlockChecksums sums;
-  const int64_t block = parser.field<int64_t>(parser.root(), "block_size");
-  const int64_t covered = parser.field<int64_t>(parser.root(), "covered");
-  const std::string& text = parser.field<std::string>(parser.root(), "crc");
+  const int64_t block = parser.field<int64_t>(root, "block_size");
+  const int64_t covered = parser.field<int64_t>(root, "covered");
+  const std::string& text = parser.field<std::string>(root, "crc");
   if (block < 4096 || block > (64 << 20)) parser.bad("a block size of ", block);
   if (covered < 0 || static_cast<uint64_t>(covered) != record.header)
     parser.bad("covers ", covered, " bytes, but begins at ", record.header);
@@ -110,30 +126,27 @@ void set_crcs(std::string& record, const std::vector<uint32_t>& crcs) {
 }
 
 PtRecordContent parse_pt_record(std::string_view bytes, const ZipRecord& record, std::string_view where) {
-  const Value root = parse_json(bytes, str(where, ": record '", kPtRecordName, "'"));
-  const Parser parser(root, where);
+  const Parser parser(where);
+  PtRecordContent content;
+  std::exception_ptr wrong;  // counts only where the version is known to have such slices
+  const Value root =
+      parse_json_items(bytes, str(where, ": record '", kPtRecordName, "'"), "slices", [&](const Value& entry) {
+        if (wrong) return;
+        try {
+          content.slices.push_back(parse_slice(parser, entry));
+        } catch (const Error&) {
+          wrong = std::current_exception();
+        }
+      });
   const int64_t version = parser.field<int64_t>(root, "version");
   if (version > kVersion)
     fail(ErrorKind::kUnsupported, where, ": written by a newer Shardsmith (record version ", version, ", known is ",
          kVersion, "); update Shardsmith");
   if (version < 1) parser.bad("version ", version);
-  PtRecordContent content;
   content.digest = digest_of(bytes);
-  content.checksums = std::make_shared<BlockChecksums>(parse_checksums(parser, record));
-  for (const Value& entry : parser.field<List>(root, "slices")) {
-    PtSlice slice;
-    const int64_t tensor = parser.field<int64_t>(entry, "tensor");
-    if (tensor < 0) parser.bad("slice of tensor ", tensor);
-    slice.tensor = static_cast<size_t>(tensor);
-    slice.name = parser.field<std::string>(entry, "name");
-    slice.shape = parser.shape(entry, "shape");
-    slice.box.offset = parser.shape(entry, "offset");
-    slice.box.extent = parser.shape(entry, "extent");
-    if (slice.box.offset.size() != slice.shape.size() || slice.box.extent.size() != slice.shape.size() ||
-        !inside(slice.box, slice.shape))
-      parser.bad("the slice of '", slice.name, "' doesn't lie inside of its tensor");
-    content.slices.push_back(std::move(slice));
-  }
+  content.checksums = std::make_shared<BlockChecksums>(parse_checksums(parser, root, record));
+  parser.field<List>(root, "slices");
+  if (wrong) std::rethrow_exception(wrong);
   if (const Value* extra = root.find("extra")) content.extra = restore_kinds(*extra);
   return content;
 }

@@ -53,6 +53,17 @@ py::list pieces_of(const RankModel& model, const std::string& hf_name) {
   return result;
 }
 
+// All at once: asking for each tensor's pieces takes longer than naming them.
+py::dict piece_names(const RankModel& model) {
+  py::dict result;
+  for (const FamilyTensor& tensor : model.whole.tensors) {
+    py::list names;
+    for (const Piece& piece : tensor.pieces) names.append(piece.name);
+    result[py::str(tensor.hf_name)] = names;
+  }
+  return result;
+}
+
 RankModel make_model(const std::string& json, int rank, int degree) {
   RankModel model;
   model.whole = describe_model(parse_json(json, "config.json"));
@@ -121,6 +132,7 @@ void bind_layout(py::module_& m) {
       .def_property_readonly("ignored_suffixes", [](const RankModel& f) { return f.whole.ignored_suffixes; })
       .def_property_readonly("prefix", [](const RankModel& f) { return f.whole.prefix; })
       .def("pieces", &pieces_of)
+      .def_property_readonly("piece_names", &piece_names)
       .def(
           "partition",
           [](const RankModel& f, int stages, double memory_weight, int64_t sequence) {

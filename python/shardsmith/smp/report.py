@@ -56,8 +56,7 @@ def compare(model: DistributedModel, pending: Pending) -> None:
     report, names = pending.report, pending.names
     expected: set[str] = set()
     dtypes = model.dtypes()
-    for hf_name in model.whole_shapes:
-        parts = [piece.name for piece in pieces(model._whole, hf_name)]
+    for hf_name, parts in model._whole.piece_names.items():
         expected.update(pending.prefix + name for name in parts)
         stored = [pending.stored_name(name) for name in parts]
         if None in stored:
@@ -95,6 +94,8 @@ def loses(line: str) -> bool:
 
 def _note_padding(model: DistributedModel, report: LoadReport) -> None:
     for hf_name, shape in model.own_shapes.items():
+        if shape == model.whole_shapes[hf_name]:  # not cut, so not padded either
+            continue
         held = sum(math.prod(piece.shape) for piece in pieces(model._model, hf_name))
         if math.prod(shape) > held:
             report.padded.append(hf_name)

@@ -5,7 +5,6 @@ import hashlib
 import math
 import operator
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 
@@ -62,17 +61,8 @@ class Piece(NamedTuple):
         return tensor
 
 
-_known: WeakKeyDictionary[Any, dict[str, list[Piece]]] = WeakKeyDictionary()
-
-
 def pieces(model: Any, hf_name: str) -> list[Piece]:
-    """Of a _core.Model, which never changes: what has been asked for is kept. The list is not to be written to."""
-    known = _known.get(model)
-    if known is None:
-        known = _known.setdefault(model, {})
-    if (found := known.get(hf_name)) is None:
-        found = known[hf_name] = [Piece(*values) for values in model.pieces(hf_name)]
-    return found
+    return [Piece(*values) for values in model.pieces(hf_name)]
 
 
 def cut(whole_model: Any, model: Any, hf_name: str, whole: torch.Tensor, own: torch.Tensor) -> None:

@@ -34,6 +34,7 @@ class Pending:
         self.strict = strict
         self.seed = seed  # of the run that saved it, where it says
         self.names = set(index.names())
+        self.has_masters = any(name.startswith(STATE) and name.endswith(f"/{MASTER}") for name in self.names)
         self.values = index.values  # converted once
         self.report = report or LoadReport(where, index.format)
         self.compared = False
@@ -44,8 +45,7 @@ class Pending:
     def stored_name(self, logical: str) -> str | None:
         """Under which the weights stand: where there are masters they are the weights; the model's own tensors are their
         rounding. None where they are missing."""
-        name = f"{STATE}{logical}/{MASTER}"
-        if name in self.names:
+        if self.has_masters and (name := f"{STATE}{logical}/{MASTER}") in self.names:
             return name
         return self.prefix + logical if self.prefix + logical in self.names else None
 
