@@ -3,12 +3,13 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <cstring>
+#include <atomic>
 #include <map>
 #include <new>
 #include <thread>
 
 #include "storage/large_pages.h"
+#include "storage/streaming_copy.h"
 
 namespace shardsmith {
 namespace {
@@ -17,6 +18,8 @@ constexpr uint64_t kHugePage = 2 << 20;
 constexpr uint64_t kAlignment = 64;
 // Less is copied faster than a thread is started.
 constexpr uint64_t kWorthAThread = 4 << 20;
+// What a thread takes at a time: while the other is held up it goes on alone.
+constexpr uint64_t kShare = 16 << 20;
 
 uint64_t rounded(uint64_t size, uint64_t unit) { return (size + unit - 1) / unit * unit; }
 
@@ -33,7 +36,7 @@ void run(const std::vector<CopyJob>& jobs, uint64_t begin, uint64_t end) {
   uint64_t at = 0;
   for (const CopyJob& job : jobs) {
     const uint64_t first = std::max(begin, at), last = std::min(end, at + job.size);
-    if (first < last) std::memcpy(job.to + (first - at), job.from + (first - at), last - first);
+    if (first < last) streaming_copy(job.to + (first - at), job.from + (first - at), last - first);
     at += job.size;
   }
 }
@@ -95,8 +98,12 @@ void take_snapshot(const std::vector<PtContent*>& contents, SnapshotBuffer& buff
   if (bytes < kWorthAThread) {
     run(jobs, 0, bytes);
   } else {
-    std::thread other([&] { run(jobs, bytes / 2, bytes); });
-    run(jobs, 0, bytes / 2);
+    std::atomic<uint64_t> next{0};
+    const auto work = [&] {
+      for (uint64_t begin; (begin = next.fetch_add(kShare)) < bytes;) run(jobs, begin, std::min(bytes, begin + kShare));
+    };
+    std::thread other(work);
+    work();
     other.join();
   }
   auto place = places.begin();
