@@ -197,7 +197,7 @@ def piece_leaves(tensor: torch.Tensor, parts: list[Piece], keep: list[torch.Tens
 
     if tensor.device.type != "cpu" or tensor.layout != torch.strided:
         return [make_leaf(piece.read(tensor), keep, name.format(piece.name), piece) for piece in parts]
-    keep.append(tensor.detach())
+    keep.append(tensor)
     memory = Memory.of(tensor)
     return [make_leaf(piece.read(tensor), keep, name.format(piece.name), piece) if piece.run else
             _core.Leaf(memory.dtype, memory.address, memory.size, memory.begin(piece), piece.shape, memory.strides_of(piece),
