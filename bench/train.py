@@ -22,7 +22,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -30,6 +29,9 @@ import tempfile
 import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path[:0] = [os.path.join(ROOT, "python"), os.path.join(ROOT, "bench")]
+from shardsmith.launcher.local import free_port  # noqa: E402
+
 SEQUENCE = 256
 PARTS = ("fp32", "bf16", "masters", "python", "stages", "stages-masters", "slices", "sharded")
 
@@ -51,12 +53,6 @@ def arguments() -> argparse.Namespace:
     return args
 
 
-def free_port() -> str:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return str(s.getsockname()[1])
-
-
 class Team:
     """The ranks of one kind, processes of this script that make a step when told to."""
 
@@ -65,7 +61,7 @@ class Team:
         command = command or [sys.executable, os.path.abspath(__file__), "--worker", kind, "--model", model or args.model,
                               "--batch", str(batch or args.batch), "--warm-up", str(args.warm_up)]
         several = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
-                   "MASTER_PORT": free_port()} if ranks > 1 else {}
+                   "MASTER_PORT": str(free_port())} if ranks > 1 else {}
         self.kind, self.tokens = kind, (batch or args.batch) * SEQUENCE
         self.processes = [
             subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -255,7 +251,6 @@ def together(args: argparse.Namespace, part: str) -> dict:
 
 def main() -> None:
     args = arguments()
-    sys.path[:0] = [os.path.join(ROOT, "python"), os.path.join(ROOT, "bench")]
     if args.worker:
         return worker(args)
     result = {"model": args.model, "rounds": args.rounds}

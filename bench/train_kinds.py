@@ -17,6 +17,8 @@ MICROBATCHES = 8  # of a pipeline
 LLAMA = dict(vocab_size=32000, hidden_size=768, intermediate_size=2048, num_hidden_layers=12, num_attention_heads=12,
              num_key_value_heads=12, max_position_embeddings=1024, tie_word_embeddings=False, use_cache=False)
 
+GPT2 = dict(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False)
+
 Step = Callable[[], float]
 
 
@@ -26,7 +28,7 @@ def build(model: str) -> torch.nn.Module:
 
     torch.manual_seed(0)
     if model == "gpt2":
-        built = GPT2LMHeadModel(GPT2Config(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False))
+        built = GPT2LMHeadModel(GPT2Config(**GPT2))
     elif model == "llama":
         built = LlamaForCausalLM(LlamaConfig(**LLAMA))
     else:
@@ -37,8 +39,9 @@ def build(model: str) -> torch.nn.Module:
 
 def write_config(path: str) -> None:
     """GPT-2 small's, for bench/step.cc."""
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(build("gpt2").config.to_json_string())
+    from transformers import GPT2Config
+
+    GPT2Config(**GPT2).to_json_file(path)
 
 
 def batch_of(model: torch.nn.Module, rows: int) -> torch.Tensor:

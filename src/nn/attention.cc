@@ -71,15 +71,8 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k_in, const at::Tens
   const at::ScalarType dtype = s.in_fp32 ? wide_type : q.scalar_type();
   const at::Tensor scores = at::matmul((q * (options.scale / divisor)).to(dtype), k.to(dtype).transpose(2, 3));
   const at::Tensor bias = added(mask, options, queries, keys, wide);
-  at::Tensor p;
-  if (s.fused_softmax) {
-    p = masked_softmax(scores.contiguous(), bias, divisor);
-  } else {
-    at::Tensor x = scores.to(wide_type) * divisor;
-    if (bias.defined()) x = x + bias;
-    const at::Tensor nothing = x.detach().amax(-1, true).eq(kNothing);
-    p = at::softmax(x.masked_fill(nothing, 0), -1).masked_fill(nothing, 0).to(dtype);
-  }
+  at::Tensor p = s.fused_softmax ? masked_softmax(scores.contiguous(), bias, divisor)
+                                 : masked_softmax_unfused(scores, bias, divisor);
   if (drops)
     p = dropout(p, options.dropout, options.site, context, static_cast<uint64_t>(options.first_head * queries * keys));
   return at::matmul(p, v.to(dtype)).to(v_in.scalar_type());

@@ -57,6 +57,10 @@ Block::Block(const ModelDescription& m, const Parameters& p, int64_t layer, cons
                   .to(dense_.weight.device());
 }
 
+at::Tensor Block::before(const at::Tensor& x, const Norm& norm) const {
+  return description_.post_layernorm ? x : normed(x, norm);
+}
+
 at::Tensor Block::normed(const at::Tensor& x, const Norm& norm) const {
   return normalize(x, norm, description_, ranks_);
 }
@@ -130,13 +134,11 @@ at::Tensor Block::activated(const at::Tensor& x, const BlockContext& context) co
 }
 
 at::Tensor Block::attention_branch(const at::Tensor& x, const BlockContext& context, const at::Tensor& residual) const {
-  const at::Tensor in = description_.post_layernorm ? x : normed(x, attention_norm_);
-  return hidden_dropout(by_rows(dense_, attended(in, context), residual), 1, context);
+  return hidden_dropout(by_rows(dense_, attended(before(x, attention_norm_), context), residual), 1, context);
 }
 
 at::Tensor Block::output_branch(const at::Tensor& x, const BlockContext& context, const at::Tensor& residual) const {
-  const at::Tensor in = description_.post_layernorm ? x : normed(x, output_norm_);
-  return hidden_dropout(by_rows(out_, activated(in, context), residual), 2, context);
+  return hidden_dropout(by_rows(out_, activated(before(x, output_norm_), context), residual), 2, context);
 }
 
 // The residual may be added where the product's bias is: nothing comes between them.
@@ -174,19 +176,13 @@ at::Tensor Block::sum(const at::Tensor& x, const at::Tensor& branch) const {
 
 at::Tensor Block::attention_sum(const at::Tensor& x, const BlockContext& context) const {
   if (adds_residual(dense_, x, context)) return attention_branch(x, context, x);
-  if (fuses_dropout(x, context)) {
-    const at::Tensor in = description_.post_layernorm ? x : normed(x, attention_norm_);
-    return fused_sum(x, dense_, attended(in, context), 1, context);
-  }
+  if (fuses_dropout(x, context)) return fused_sum(x, dense_, attended(before(x, attention_norm_), context), 1, context);
   return sum(x, attention_alone(x, context));
 }
 
 at::Tensor Block::output_sum(const at::Tensor& x, const BlockContext& context) const {
   if (adds_residual(out_, x, context)) return output_branch(x, context, x);
-  if (fuses_dropout(x, context)) {
-    const at::Tensor in = description_.post_layernorm ? x : normed(x, output_norm_);
-    return fused_sum(x, out_, activated(in, context), 2, context);
-  }
+  if (fuses_dropout(x, context)) return fused_sum(x, out_, activated(before(x, output_norm_), context), 2, context);
   return sum(x, output_alone(x, context));
 }
 

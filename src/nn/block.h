@@ -50,6 +50,8 @@ class Block {
   at::Tensor output_sum(const at::Tensor& x, const BlockContext& context) const;
   bool adds_residual(const Linear& last, const at::Tensor& x, const BlockContext& context) const;
   at::Tensor normed(const at::Tensor& x, const Norm& norm) const;
+  // What a branch is given: normed, where norms come first.
+  at::Tensor before(const at::Tensor& x, const Norm& norm) const;
   // What the branch's last product is of.
   at::Tensor attended(const at::Tensor& x, const BlockContext& context) const;
   at::Tensor activated(const at::Tensor& x, const BlockContext& context) const;

@@ -29,20 +29,33 @@ uint64_t key_of(uint64_t site, const DropoutContext& c) {
 // An element is kept where the top 24 bits of mix(row_key + element * golden) are below this.
 uint32_t threshold(double p) { return static_cast<uint32_t>(std::lround((1.0 - p) * (1 << 24))); }
 
-at::Tensor cpu_mask(const at::Tensor& x, uint64_t key, uint32_t keep, float scale, const DropoutContext& context,
-                    uint64_t first_element) {
-  at::Tensor mask = at::empty(x.sizes(), x.options().dtype(at::kFloat));
-  const int64_t rows = x.size(0);
-  const int64_t row = rows ? x.numel() / rows : 0;
-  float* out = mask.data_ptr<float>();
+// The mask of a [B, ...], of which each element is a function.
+struct Mask {
+  uint64_t key;
+  uint32_t keep;
+  float scale;
+  DropoutContext context;
+  uint64_t first_element;  // of each row, that is here
+};
+
+// Calls body(i, column, factor) for all elements of [B, ...], in parallel; factor is 0 or the scale.
+template <typename F>
+void for_each(const at::Tensor& x, const Mask& mask, const F& body) {
+  const int64_t row = x.numel() / x.size(0), columns = x.size(-1);
   at::parallel_for(0, x.numel(), 1 << 14, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      const uint64_t row_key = mix(key ^ context.sample(static_cast<uint64_t>(i / row)));
-      const uint64_t h = mix(row_key + (first_element + static_cast<uint64_t>(i % row)) * kGolden);
-      out[i] = (h >> 40) < keep ? scale : 0.0f;
+      const uint64_t row_key = mix(mask.key ^ mask.context.sample(static_cast<uint64_t>(i / row)));
+      const uint64_t h = mix(row_key + (mask.first_element + static_cast<uint64_t>(i % row)) * kGolden);
+      body(i, i % columns, (h >> 40) < mask.keep ? mask.scale : 0.0f);
     }
   });
-  return mask;
+}
+
+at::Tensor cpu_mask(const at::Tensor& x, const Mask& mask) {
+  at::Tensor factors = at::empty(x.sizes(), x.options().dtype(at::kFloat));
+  float* out = factors.data_ptr<float>();
+  for_each(x, mask, [&](int64_t i, int64_t, float factor) { out[i] = factor; });
+  return factors;
 }
 
 // The same with int64 arithmetic that wraps, for any device.
@@ -54,40 +67,23 @@ at::Tensor mix(at::Tensor z) {
   z = at::bitwise_xor(z, shift(z, 27)).mul(static_cast<int64_t>(0x94d049bb133111ebULL));
   return at::bitwise_xor(z, shift(z, 31));
 }
-at::Tensor device_mask(const at::Tensor& x, uint64_t key, uint32_t keep, float scale, const DropoutContext& context,
-                       uint64_t first_element) {
+at::Tensor device_mask(const at::Tensor& x, const Mask& mask) {
   const int64_t rows = x.size(0);
   const int64_t row = rows ? x.numel() / rows : 0;
   const auto options = x.options().dtype(at::kLong);
   std::vector<int64_t> numbers;
-  for (int64_t b = 0; b < rows; ++b) numbers.push_back(static_cast<int64_t>(context.sample(static_cast<uint64_t>(b))));
+  for (int64_t b = 0; b < rows; ++b)
+    numbers.push_back(static_cast<int64_t>(mask.context.sample(static_cast<uint64_t>(b))));
   const at::Tensor samples = at::tensor(numbers, at::kLong).to(x.device());
-  const at::Tensor row_key = mix(at::bitwise_xor(samples, at::Scalar(static_cast<int64_t>(key)))).unsqueeze(1);
-  const auto first = static_cast<int64_t>(first_element);
+  const at::Tensor row_key = mix(at::bitwise_xor(samples, at::Scalar(static_cast<int64_t>(mask.key)))).unsqueeze(1);
+  const auto first = static_cast<int64_t>(mask.first_element);
   const at::Tensor element = at::arange(first, first + row, options).mul(static_cast<int64_t>(kGolden)).unsqueeze(0);
-  const at::Tensor kept = shift(mix(row_key + element), 40).lt(static_cast<int64_t>(keep));
-  return kept.to(at::kFloat).mul(scale).view(x.sizes());
+  const at::Tensor kept = shift(mix(row_key + element), 40).lt(static_cast<int64_t>(mask.keep));
+  return kept.to(at::kFloat).mul(mask.scale).view(x.sizes());
 }
 
-// What a row of [B, ...] needs: see cpu_mask.
-struct Mask {
-  uint64_t key;
-  uint32_t keep;
-  float scale;
-  DropoutContext context;
-};
-
-// Calls body(i, column, factor) for all elements, in parallel; factor is 0 or the scale.
-template <typename F>
-void for_each(const at::Tensor& x, const Mask& mask, const F& body) {
-  const int64_t row = x.numel() / x.size(0), columns = x.size(-1);
-  at::parallel_for(0, x.numel(), 1 << 14, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const uint64_t row_key = mix(mask.key ^ mask.context.sample(static_cast<uint64_t>(i / row)));
-      const uint64_t h = mix(row_key + static_cast<uint64_t>(i % row) * kGolden);
-      body(i, i % columns, (h >> 40) < mask.keep ? mask.scale : 0.0f);
-    }
-  });
+Mask mask_of(double p, uint64_t site, const DropoutContext& context, uint64_t first_element) {
+  return {key_of(site, context), threshold(p), static_cast<float>(1.0 / (1.0 - p)), context, first_element};
 }
 
 struct DropoutAdd : torch::autograd::Function<DropoutAdd> {
@@ -137,17 +133,15 @@ at::Tensor dropout_add(const at::Tensor& x, const at::Tensor& bias, const at::Te
                           (!bias.defined() || (bias.scalar_type() == x.scalar_type() && bias.is_contiguous()));
   if (!has_kernel || !context.active || p <= 0)
     return residual + dropout(bias.defined() ? x + bias : x, p, site, context);
-  const Mask mask{key_of(site, context), threshold(p), static_cast<float>(1.0 / (1.0 - p)), context};
-  return DropoutAdd::apply(x, bias.defined() ? std::optional(bias) : std::nullopt, residual, mask);
+  return DropoutAdd::apply(x, bias.defined() ? std::optional(bias) : std::nullopt, residual,
+                           mask_of(p, site, context, 0));
 }
 
 at::Tensor dropout(const at::Tensor& x, double p, uint64_t site, const DropoutContext& context,
                    uint64_t first_element) {
   if (!context.active || p <= 0 || x.numel() == 0) return x;
-  const uint64_t key = key_of(site, context);
-  const float scale = static_cast<float>(1.0 / (1.0 - p));
-  const auto make_mask = x.device().is_cpu() ? cpu_mask : device_mask;
-  return x * make_mask(x, key, threshold(p), scale, context, first_element).to(x.scalar_type());
+  const Mask mask = mask_of(p, site, context, first_element);
+  return x * (x.device().is_cpu() ? cpu_mask(x, mask) : device_mask(x, mask)).to(x.scalar_type());
 }
 
 }  // namespace shardsmith

@@ -123,11 +123,14 @@ struct MaskedSoftmax : torch::autograd::Function<MaskedSoftmax> {
 }  // namespace
 
 at::Tensor masked_softmax(const at::Tensor& scores, const at::Tensor& mask, double scale) {
-  if (cpu::is_kernel_dtype(scores) && scores.is_contiguous() && scores.numel() > 0) {
-    at::Tensor x = scores;
-    if (x.is_leaf() && x.requires_grad()) x = x.clone();
-    return MaskedSoftmax::apply(x, mask.defined() ? std::optional(mask) : std::nullopt, scale);
-  }
+  if (!cpu::is_kernel_dtype(scores) || !scores.is_contiguous() || scores.numel() == 0)
+    return masked_softmax_unfused(scores, mask, scale);
+  at::Tensor x = scores;
+  if (x.is_leaf() && x.requires_grad()) x = x.clone();
+  return MaskedSoftmax::apply(x, mask.defined() ? std::optional(mask) : std::nullopt, scale);
+}
+
+at::Tensor masked_softmax_unfused(const at::Tensor& scores, const at::Tensor& mask, double scale) {
   at::Tensor wide = scores.scalar_type() == at::kDouble ? scores : scores.to(at::kFloat);
   wide = wide * scale;
   if (mask.defined()) wide = wide + mask;

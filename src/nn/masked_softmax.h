@@ -11,4 +11,7 @@ namespace shardsmith {
 // -infinity) gives zeros. Differentiable in scores.
 at::Tensor masked_softmax(const at::Tensor& scores, const at::Tensor& mask, double scale);
 
+// The same in torch's own operations; scores stay as they are.
+at::Tensor masked_softmax_unfused(const at::Tensor& scores, const at::Tensor& mask, double scale);
+
 }  // namespace shardsmith

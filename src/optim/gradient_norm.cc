@@ -90,6 +90,13 @@ double GradientNorm::partial(const std::vector<at::Tensor>& gradients) const {
   return result;
 }
 
+double GradientNorm::combine(double own, std::optional<Group>& group, at::Device device) const {
+  if (!group || group->size() == 1) return own;
+  // Gathered, as a maximum can't be summed; a few bytes either way.
+  const at::Tensor all = group->all_gather(at::full({1}, own, at::TensorOptions(device).dtype(at::kDouble))).wait();
+  return (is_maximum() ? all.max() : all.sum()).item<double>();
+}
+
 double GradientNorm::finish(double combined) const {
   return is_maximum() ? combined : type_ == 2 ? std::sqrt(combined) : std::pow(combined, 1 / type_);
 }

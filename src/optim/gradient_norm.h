@@ -3,7 +3,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <vector>
+
+#include "comm/group.h"
 
 namespace shardsmith {
 
@@ -17,6 +20,9 @@ class GradientNorm {
   // bfloat16 or float32 gradients overflow. Infinite or not a number if, and only if, an element is. For type 2 on the
   // CPU the result doesn't depend on the number of threads.
   double partial(const std::vector<at::Tensor>& gradients) const;
+  // What `partial` gave on each rank of the group, together; `own` where there is no group. `device`: where ranks
+  // exchange.
+  double combine(double own, std::optional<Group>& group, at::Device device) const;
   // The norm from what `partial` gave, combined over all ranks.
   double finish(double combined) const;
 

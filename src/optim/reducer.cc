@@ -101,6 +101,13 @@ std::vector<GradientReducer::Part> GradientReducer::gradients() const {
   return found;
 }
 
+void GradientReducer::clip(double norm, double max_norm) const {
+  const double scale = max_norm / (norm + 1e-6);
+  if (!(scale < 1)) return;
+  at::NoGradGuard no_grad;
+  for (const Part& part : gradients()) at::Tensor(part.gradient).mul_(scale);
+}
+
 void GradientReducer::start_gather(size_t bucket, Group& group) {
   at::NoGradGuard no_grad;
   for (size_t t = 0; t < transfers_.size(); ++t) {

@@ -51,6 +51,8 @@ class GradientReducer {
     at::Tensor parameter, gradient;
   };
   std::vector<Part> gradients() const;
+  // Scales them by max_norm / (norm + 1e-6) where that is below 1 (torch's clip_grad_norm_).
+  void clip(double norm, double max_norm) const;
   // This rank's shards of a bucket have been updated.
   void start_gather(size_t bucket, Group& group);
   // All ranks' shards are everywhere.

@@ -104,22 +104,15 @@ double ModuleStage::grad_norm(double type) {
   for (const GradientReducer::Part& part : reducer_.gradients())
     if (is_split(part.name) || rank_of(options_.tensor) == 0) gradients.push_back(part.gradient);
   double total = norm.partial(gradients);
-  const auto combine = [&](std::optional<Group>& group) {
-    if (size_of(group) == 1) return;
-    const at::TensorOptions options = parameters_.held().front().second.options().dtype(at::kDouble);
-    const at::Tensor all = group->all_gather(at::full({1}, total, options.requires_grad(false))).wait();
-    total = (norm.is_maximum() ? all.max() : all.sum()).item<double>();
-  };
-  combine(options_.tensor);
-  if (reducer_.is_sharded()) combine(options_.replicas);
+  const at::Device device = parameters_.held().front().second.device();
+  total = norm.combine(total, options_.tensor, device);
+  if (reducer_.is_sharded()) total = norm.combine(total, options_.replicas, device);
   return norm.finish(total);
 }
 
 double ModuleStage::clip_grad_norm(double max_norm, double type) {
-  const double norm = grad_norm(type), scale = max_norm / (norm + 1e-6);
-  at::NoGradGuard no_grad;
-  if (scale < 1)
-    for (const GradientReducer::Part& part : reducer_.gradients()) at::Tensor(part.gradient).mul_(scale);
+  const double norm = grad_norm(type);
+  reducer_.clip(norm, max_norm);
   return norm;
 }
 

@@ -341,25 +341,16 @@ double Stage::grad_norm(double type) {
   at::NoGradGuard no_grad;
   const GradientNorm norm(type);
   double total = norm.partial(counted_gradients());
-  const auto combine = [&](std::optional<Group>& group) {
-    if (!group || group->size() == 1) return;
-    // Gathered, as a maximum can't be summed; a few bytes either way.
-    const at::Tensor own = at::full({1}, total, activation_options(parameters_).dtype(at::kDouble));
-    const at::Tensor all = group->all_gather(own).wait();
-    total = (norm.is_maximum() ? all.max() : all.sum()).item<double>();
-  };
-  combine(options_.pipeline);
-  combine(options_.tensor);
-  if (reducer_.is_sharded()) combine(options_.replicas);
+  const at::Device device = activation_options(parameters_).device();
+  total = norm.combine(total, options_.pipeline, device);
+  total = norm.combine(total, options_.tensor, device);
+  if (reducer_.is_sharded()) total = norm.combine(total, options_.replicas, device);
   return norm.finish(total);
 }
 
 double Stage::clip_grad_norm(double max_norm, double type) {
   const double norm = grad_norm(type);
-  const double scale = max_norm / (norm + 1e-6);
-  at::NoGradGuard no_grad;
-  if (scale < 1)
-    for (const GradientReducer::Part& part : reducer_.gradients()) at::Tensor(part.gradient).mul_(scale);
+  reducer_.clip(norm, max_norm);
   return norm;
 }
 

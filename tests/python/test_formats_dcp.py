@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import socket
 import struct
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.metadata import MetadataIndex
+from shardsmith.launcher.local import free_port
 from test_formats import DTYPES, ROOT, assert_same, described, dumped, random_tensor, raw, tool
 
 warnings.filterwarnings("ignore", category=UserWarning)
@@ -314,9 +314,7 @@ dist.destroy_process_group()
 def two_ranks(tmp_path_factory):
     out = tmp_path_factory.mktemp("ranks")
     (out / "ranks.py").write_text(RANKS)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     ranks = [subprocess.Popen([sys.executable, out / "ranks.py", str(r), str(port), out], env=environment, stderr=subprocess.PIPE, text=True) for r in range(2)]
     for rank in ranks:

@@ -156,7 +156,8 @@ void bind_transport(py::module_& m) {
 }
 
 void bind_stage(py::module_& m) {
-  py::class_<Stage>(m, "Stage")
+  py::class_<Stage> stage(m, "Stage");
+  stage
       .def(py::init(&make_stage), py::arg("config_json"), py::arg("first"), py::arg("stage"), py::arg("parameters"),
            py::arg("pp_group") = py::none(), py::arg("rdp_group") = py::none(), py::arg("tp_group") = py::none(),
            py::arg("split_sequence") = false, py::arg("prescaled_batch") = true, py::arg("peer_timeout") = 300.0,
@@ -200,22 +201,8 @@ void bind_stage(py::module_& m) {
           py::arg("microbatch"), py::arg("loss"), py::arg("scale"), Unlocked())
       .def("finish_microbatch", &Stage::finish_microbatch, py::arg("microbatch"), Unlocked())
       .def("abort", &Stage::abort, py::arg("text"), Unlocked())
-      .def("finish_step", &Stage::finish_step, py::arg("reduce"), Unlocked())
-      .def("broadcast", &Stage::broadcast, py::arg("tensors"), py::arg("root"), Unlocked())
-      .def("sync_parameters", &Stage::sync_parameters, Unlocked())
-      .def("shards",
-           [](const Stage& self) {
-             py::list shards;
-             for (const Shard& shard : self.shards())
-               shards.append(py::make_tuple(shard.name, shard.begin, shard.end, shard.bucket));
-             return shards;
-           })
-      .def_property_readonly("buckets", &Stage::buckets)
-      .def("start_gather", &Stage::start_gather, py::arg("bucket"), Unlocked())
-      .def("gather_shards", &Stage::gather_shards, Unlocked())
-      .def("finish_gather", &Stage::finish_gather, Unlocked())
-      .def("grad_norm", &Stage::grad_norm, py::arg("norm_type") = 2.0, Unlocked())
-      .def("clip_grad_norm", &Stage::clip_grad_norm, py::arg("max_norm"), py::arg("norm_type") = 2.0, Unlocked());
+      .def("broadcast", &Stage::broadcast, py::arg("tensors"), py::arg("root"), Unlocked());
+  bind_gradients(stage);
 }
 
 void bind_optimizer(py::module_& m) {

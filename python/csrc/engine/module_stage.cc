@@ -35,7 +35,8 @@ std::vector<at::Tensor> tensors_of(const std::vector<std::optional<at::Tensor>>&
 }  // namespace
 
 void bind_module_stage(py::module_& m) {
-  py::class_<ModuleStage>(m, "ModuleStage")
+  py::class_<ModuleStage> stage(m, "ModuleStage");
+  stage
       .def(py::init(&make), py::arg("config_json"), py::arg("parameters"), py::arg("buffers"),
            py::arg("rdp_group") = py::none(), py::arg("tp_group") = py::none(), py::arg("prescaled_batch") = true,
            py::arg("peer_timeout") = 300.0, py::arg("bucket_cap_mb") = 25.0, py::arg("shard_optimizer_state") = false)
@@ -46,22 +47,8 @@ void bind_module_stage(py::module_& m) {
              const std::vector<std::optional<at::Tensor>>& gradients,
              double scale) { self.backward(losses, tensors_of(gradients), scale); },
           py::arg("losses"), py::arg("gradients"), py::arg("scale"), Unlocked())
-      .def("finish_step", &ModuleStage::finish_step, py::arg("reduce"), Unlocked())
-      .def("sync_parameters", &ModuleStage::sync_parameters, Unlocked())
-      .def("sync_buffers", &ModuleStage::sync_buffers, Unlocked())
-      .def("shards",
-           [](const ModuleStage& self) {
-             py::list shards;
-             for (const Shard& shard : self.shards())
-               shards.append(py::make_tuple(shard.name, shard.begin, shard.end, shard.bucket));
-             return shards;
-           })
-      .def_property_readonly("buckets", &ModuleStage::buckets)
-      .def("start_gather", &ModuleStage::start_gather, py::arg("bucket"), Unlocked())
-      .def("gather_shards", &ModuleStage::gather_shards, Unlocked())
-      .def("finish_gather", &ModuleStage::finish_gather, Unlocked())
-      .def("grad_norm", &ModuleStage::grad_norm, py::arg("norm_type") = 2.0, Unlocked())
-      .def("clip_grad_norm", &ModuleStage::clip_grad_norm, py::arg("max_norm"), py::arg("norm_type") = 2.0, Unlocked());
+      .def("sync_buffers", &ModuleStage::sync_buffers, Unlocked());
+  bind_gradients(stage);
 }
 
 }  // namespace shardsmith::python

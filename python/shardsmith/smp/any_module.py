@@ -45,12 +45,13 @@ def describe(module: nn.Module) -> str:
     """The module as src/family/torch_module.cc reads it. Shapes are the whole's."""
     from shardsmith.smp.nn.base import DistributedModule, tensor_parallel_degree
 
-    axes: dict[int, tuple[int, DistributedModule]] = {}
+    axes: dict[int, int] = {}
+    degree = tensor_parallel_degree()
     for part in module.modules():
         if isinstance(part, DistributedModule):
             for name, axis in part.split_axes.items():
                 if (param := part._parameters.get(name)) is not None:
-                    axes[id(param)] = axis, part
+                    axes[id(param)] = axis
     tensors: list[dict[str, Any]] = []
     first: dict[int, dict[str, Any]] = {}
     held = [*module.named_parameters(remove_duplicate=False), *persistent_buffers(module).items()]
@@ -59,13 +60,9 @@ def describe(module: nn.Module) -> str:
             first[id(tensor)].setdefault("aliases", []).append(name)
             continue
         entry: dict[str, Any] = {"name": name, "shape": list(tensor.shape)}
-        if id(tensor) in axes and tensor_parallel_degree() > 1:
-            axis = axes[id(tensor)][0]
-            # Layers are split where the degree divides.
-            entry |= {"axis": axis, "shape": [n * tensor_parallel_degree() if d == axis else n
-                                              for d, n in enumerate(tensor.shape)]}
-        elif id(tensor) in axes:
-            entry["axis"] = axes[id(tensor)][0]
+        if (axis := axes.get(id(tensor))) is not None:
+            entry["axis"] = axis
+            entry["shape"][axis] *= degree  # layers are split where the degree divides
         first[id(tensor)] = entry
         tensors.append(entry)
     if not tensors:

@@ -69,22 +69,25 @@ class ModelQueries:
         """Never: buffers are whole on every rank."""
         return False
 
-    def _is_scaled(self, tensor: torch.Tensor) -> bool:
+    def _scaled(self) -> Callable[[torch.Tensor], bool]:
+        """Tells of each parameter or buffer whether it works on the scaled batch."""
         if state.mesh.tp_size == 1 or not self.is_plain or state.cfg.prescaled_batch:
-            return state.mesh.tp_size > 1
+            answer = state.mesh.tp_size > 1
+            return lambda tensor: answer
         from shardsmith.smp.nn.base import DistributedModule
 
         split = (module for module in self.module.modules() if isinstance(module, DistributedModule))
-        return any(tensor is own for module in split for own in (*module.parameters(), *module.buffers()))
+        scaled = {id(own) for module in split for own in (*module.parameters(), *module.buffers())}
+        return lambda tensor: id(tensor) in scaled
 
     def is_scaled_batch_parameter(self, param: nn.Parameter) -> bool:
         """Whether it works on the batch of the whole tensor-parallel group."""
         self._logical_name(param, "is_scaled_batch_parameter")
-        return self._is_scaled(param)
+        return self._scaled()(param)
 
     def is_scaled_batch_buffer(self, buffer: torch.Tensor) -> bool:
         """Whether it works on the batch of the whole tensor-parallel group."""
-        return self._is_scaled(buffer)
+        return self._scaled()(buffer)
 
     def distributed_modules(self) -> Iterator[nn.Module]:
         """Those with a parameter of their own that is cut by tensor parallelism."""
@@ -93,13 +96,13 @@ class ModelQueries:
 
     def default_reducer_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """This stage's parameters whose gradients are averaged over data-parallel ranks: all without tensor parallelism."""
-        named = self.local_named_parameters()  # type: ignore[attr-defined]
-        return ((name, param) for name, param in named if not self._is_scaled(param))
+        named, scaled = self.local_named_parameters(), self._scaled()  # type: ignore[attr-defined]
+        return ((name, param) for name, param in named if not scaled(param))
 
     def scaled_batch_reducer_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Those whose gradients are averaged over reduced-data-parallel ranks: all with tensor parallelism."""
-        named = self.local_named_parameters()  # type: ignore[attr-defined]
-        return ((name, param) for name, param in named if self._is_scaled(param))
+        named, scaled = self.local_named_parameters(), self._scaled()  # type: ignore[attr-defined]
+        return ((name, param) for name, param in named if scaled(param))
 
     def join(self) -> contextlib.AbstractContextManager[None]:
         """For uneven inputs; needs 'ddp'. With one replica there is nothing uneven; with several it is refused."""

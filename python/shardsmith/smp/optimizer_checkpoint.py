@@ -10,7 +10,7 @@ from shardsmith.errors import Error
 from shardsmith.smp import precision, weights
 from shardsmith.smp.precision import MASTER
 from shardsmith.smp.session import logger, state
-from shardsmith.smp.slices import Staging, make_leaf, piece_leaves, pieces, torch_word
+from shardsmith.smp.slices import Piece, Staging, make_leaf, piece_leaves, pieces, torch_word
 from shardsmith.smp.weights import STATE
 
 if TYPE_CHECKING:
@@ -27,26 +27,26 @@ def saved_tree(optimizer: DistributedOptimizer, keep: list[torch.Tensor], skip: 
         names = []
         for param in group["params"]:
             hf_name = hf_names[id(param)]
-            names += [piece.name for piece in model.optimized_pieces(hf_name)]
+            parts = model.optimized_pieces(hf_name)
+            names += [piece.name for piece in parts]
             if hf_name in skip or param not in optimizer.optimizer.state:
                 continue
-            for piece in model.optimized_pieces(hf_name):
+            for piece in parts:
                 states[piece.name] = {}
             for key, value in optimizer.optimizer.state[param].items():
-                _save_entry(states, hf_name, param, key, value, keep)
+                _save_entry(states, parts, param, key, value, keep)
         options = {key: _plain_option(value) for key, value in group.items() if key != "params"}
         groups.append({**options, "params": names})
     return {"class": type(optimizer.optimizer).__name__, "state": states, "param_groups": groups}
 
 
-def _save_entry(states: dict[str, dict[str, Any]], hf_name: str, param: torch.Tensor, key: str, value: Any,
+def _save_entry(states: dict[str, dict[str, Any]], parts: list[Piece], param: torch.Tensor, key: str, value: Any,
                 keep: list[torch.Tensor]) -> None:
     shaped = isinstance(value, torch.Tensor) and value.shape == param.shape and value.dim() > 0
-    parts, rank = state.model.optimized_pieces(hf_name), state.group_rank("tp")
+    rank = state.group_rank("tp")
     if shaped:
-        stored = [piece for piece in parts if piece.is_stored_by(rank)]
-        for piece, leaf in zip(stored, piece_leaves(value, stored, keep, f"{STATE}{{}}/{key}")):
-            states[piece.name][key] = leaf
+        for name, leaf in piece_leaves(value, parts, rank, keep, f"{STATE}{{}}/{key}").items():
+            states[name][key] = leaf
         return
     for piece in parts:
         if not isinstance(value, torch.Tensor):
@@ -64,9 +64,8 @@ def saved_masters(optimizer: DistributedOptimizer, keep: list[torch.Tensor], ski
     for hf_name, master in state.model.masters.items():
         if hf_name in skip:
             continue
-        stored = [piece for piece in state.model.optimized_pieces(hf_name) if piece.is_stored_by(rank)]
-        for piece, leaf in zip(stored, piece_leaves(master, stored, keep, f"{STATE}{{}}/{MASTER}")):
-            states[piece.name] = {MASTER: leaf}
+        leaves = piece_leaves(master, state.model.optimized_pieces(hf_name), rank, keep, f"{STATE}{{}}/{MASTER}")
+        states |= {name: {MASTER: leaf} for name, leaf in leaves.items()}
     scaler = precision.scaler_values(optimizer.loss_scaler)
     return {"dtype": torch_word(precision.narrow_dtype()), "loss_scaler": scaler, "state": states}
 

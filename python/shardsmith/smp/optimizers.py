@@ -23,8 +23,7 @@ def _check(name: str, lr: float, betas: tuple[float, float], eps: float, weight_
                                         f"{weight_decay} and {betas}")
 
 
-def whole_norms(optimizer: torch.optim.Optimizer, values: dict[torch.Tensor, torch.Tensor],
-                maximum: bool = False) -> dict[torch.Tensor, torch.Tensor]:
+def whole_norms(values: dict[torch.Tensor, torch.Tensor], maximum: bool = False) -> dict[torch.Tensor, torch.Tensor]:
     """Norms (L2, or the largest magnitude) of the whole tensors that each parameter's value is a part of: scalars."""
     model = state.model
     names = {} if model is None else {id(p): name for name, p in model.optimized.items()}
@@ -55,15 +54,35 @@ def whole_norms(optimizer: torch.optim.Optimizer, values: dict[torch.Tensor, tor
 
 def _global_norm(gradients: Iterable[torch.Tensor]) -> float:
     model = state.model
-    if model is not None and model.partitioned and model.masters is None:
-        return float(model.guarded(model.stage.grad_norm))
-    total = sum(float(g.detach().float().square().sum(dtype=torch.float64)) for g in gradients)
-    if model is not None and model.partitioned:
-        return float(model.guarded(model.stage.grad_norm)) / state.optimizer.loss_scale
-    return math.sqrt(total)
+    if model is None or not model.partitioned:
+        return math.sqrt(sum(float(g.detach().float().square().sum(dtype=torch.float64)) for g in gradients))
+    norm = float(model.guarded(model.stage.grad_norm))
+    return norm if model.masters is None else norm / state.optimizer.loss_scale
 
 
-class FusedLAMB(torch.optim.Optimizer):
+class _Fused(torch.optim.Optimizer):
+    """What apex's optimizers have in common: set_grad_none, and that a step is one for all parameters."""
+
+    set_grad_none: bool
+
+    def zero_grad(self, set_to_none: bool | None = None) -> None:
+        super().zero_grad(self.set_grad_none if set_to_none is None else set_to_none)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._update([(group, p) for group in self.param_groups for p in group["params"] if p.grad is not None])
+        return loss
+
+    def _update(self, params: list[tuple[dict[str, Any], torch.Tensor]]) -> None:
+        """Of those that have a gradient, each with its group."""
+        raise NotImplementedError
+
+
+class FusedLAMB(_Fused):
     """You et al., "Large batch optimization for deep learning": Adam's update of each tensor, scaled by ||w|| / ||update||
     (of tensors with weight decay; with use_nvlamb of all). Gradients are first clipped to max_grad_norm over all of the
     model. adam_w_mode: weight decay is added to the update, else to the gradient."""
@@ -77,16 +96,7 @@ class FusedLAMB(torch.optim.Optimizer):
         super().__init__(params, defaults)
         self.adam_w_mode, self.set_grad_none, self.use_nvlamb = adam_w_mode, set_grad_none, use_nvlamb
 
-    def zero_grad(self, set_to_none: bool | None = None) -> None:
-        super().zero_grad(self.set_grad_none if set_to_none is None else set_to_none)
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        params = [(group, p) for group in self.param_groups for p in group["params"] if p.grad is not None]
+    def _update(self, params: list[tuple[dict[str, Any], torch.Tensor]]) -> None:
         limit = self.param_groups[0]["max_grad_norm"] if self.param_groups else 0
         norm = _global_norm(p.grad for _, p in params) if limit and limit > 0 else 0.0
         clip = norm / limit if limit and norm > limit else 1.0
@@ -109,20 +119,19 @@ class FusedLAMB(torch.optim.Optimizer):
             if self.adam_w_mode and group["weight_decay"]:
                 update.add_(p, alpha=group["weight_decay"])
             updates[p] = update
-        weights = whole_norms(self, {p: p for p in updates})
-        sizes = whole_norms(self, updates)
+        weights = whole_norms({p: p for p in updates})
+        sizes = whole_norms(updates)
         for group, p in params:
             scaled = self.use_nvlamb or group["weight_decay"] != 0
             has_ratio = scaled and float(weights[p]) > 0 and float(sizes[p]) > 0
             ratio = float(weights[p]) / float(sizes[p]) if has_ratio else 1.0
             p.add_(updates[p], alpha=-group["lr"] * ratio)
-        return loss
 
 
 FusedLamb = FusedLAMB  # as the documentation spells it too
 
 
-class FusedNovoGrad(torch.optim.Optimizer):
+class FusedNovoGrad(_Fused):
     """Ginsburg et al., "Stochastic gradient methods with layer-wise adaptive moments": gradients are divided by a running
     norm of their tensor (norm_type 2, or 0 for the largest magnitude). reg_inside_moment: weight decay and that division
     come before the first moment, else after it. init_zero: the running norm begins with 0, else with the first norm."""
@@ -138,19 +147,10 @@ class FusedNovoGrad(torch.optim.Optimizer):
         super().__init__(params, defaults)
         self.reg_inside_moment, self.set_grad_none = reg_inside_moment, set_grad_none
 
-    def zero_grad(self, set_to_none: bool | None = None) -> None:
-        super().zero_grad(self.set_grad_none if set_to_none is None else set_to_none)
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        params = [(group, p) for group in self.param_groups for p in group["params"] if p.grad is not None]
+    def _update(self, params: list[tuple[dict[str, Any], torch.Tensor]]) -> None:
         norms: dict[torch.Tensor, torch.Tensor] = {}
         for kind in (0, 2):
-            norms |= whole_norms(self, {p: p.grad for group, p in params if group["norm_type"] == kind}, maximum=kind == 0)
+            norms |= whole_norms({p: p.grad for group, p in params if group["norm_type"] == kind}, maximum=kind == 0)
         for group, p in params:
             beta1, beta2 = group["betas"]
             entry, norm = self.state[p], float(norms[p])
@@ -174,4 +174,3 @@ class FusedNovoGrad(torch.optim.Optimizer):
                 entry["exp_avg"].mul_(beta1).add_(p.grad, alpha=beta3)
                 update = entry["exp_avg"] / (first * divisor) + group["weight_decay"] * p
                 p.add_(update, alpha=-group["lr"])
-        return loss

@@ -35,7 +35,6 @@ class Registration(NamedTuple):
 _registered: dict[type, Registration] = {}
 _recording: set[type] = set()
 _contexts: list[tuple[bool, dict[str, Any]]] = []
-_said: set[str] = set()
 
 
 def tp_register_with_module(module_cls: type[nn.Module], dist_module: type[nn.Module], init_hook: Hook | None = None,
@@ -249,9 +248,9 @@ class _Replacing:
         return made
 
     def _leave(self, why: str) -> None:
-        if why not in _said:
-            _said.add(why)
-            logger.warning("[%d] not split over the tensor-parallel ranks: %s", state.rank, why)
+        from shardsmith.smp.nn.switches import say_once
+
+        say_once(f"[{state.rank}] not split over the tensor-parallel ranks: {why}")
 
 
 def _known_arguments(module: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]] | None:

@@ -175,13 +175,11 @@ def _full_request(path: str, tag: str, model: DistributedModel | None, optimizer
 
 
 def _model_tree(model: DistributedModel, keep: list[torch.Tensor], skip: set[str]) -> dict[str, Any]:
-    tree, rank = {}, state.group_rank("tp")
+    tree: dict[str, Any] = {}
+    rank = state.group_rank("tp")
     for hf_name, param in model.held().items():
-        if hf_name in skip:
-            continue
-        stored = [piece for piece in pieces(model._model, hf_name) if piece.is_stored_by(rank)]
-        for piece, leaf in zip(stored, piece_leaves(param, stored, keep, "model/{}")):
-            tree[piece.name] = leaf
+        if hf_name not in skip:
+            tree |= piece_leaves(param, pieces(model._model, hf_name), rank, keep, "model/{}")
     return tree
 
 

@@ -191,17 +191,19 @@ def make_leaf(tensor: torch.Tensor, keep: list[torch.Tensor], name: str = "", pi
                       list(value.stride()), tensor.requires_grad and tensor.is_leaf, **options)
 
 
-def piece_leaves(tensor: torch.Tensor, parts: list[Piece], keep: list[torch.Tensor], name: str) -> list[Any]:
-    """Of each piece the leaf; `name` has a {} where the piece's own name stands."""
+def piece_leaves(tensor: torch.Tensor, parts: list[Piece], rank: int, keep: list[torch.Tensor], name: str) -> dict[str, Any]:
+    """By logical name the leaves of the pieces that tensor-parallel rank `rank` stores; `name`: under which the checkpoint
+    has them, with a {} where the logical name stands."""
     from shardsmith import _core
 
-    if tensor.device.type != "cpu" or tensor.layout != torch.strided:
-        return [make_leaf(piece.read(tensor), keep, name.format(piece.name), piece) for piece in parts]
-    keep.append(tensor)
-    memory = Memory.of(tensor)
-    return [make_leaf(piece.read(tensor), keep, name.format(piece.name), piece) if piece.run else
+    memory = None
+    if tensor.device.type == "cpu" and tensor.layout == torch.strided:
+        keep.append(tensor)
+        memory = Memory.of(tensor)
+    return {piece.name: make_leaf(piece.read(tensor), keep, name.format(piece.name), piece) if memory is None or piece.run else
             _core.Leaf(memory.dtype, memory.address, memory.size, memory.begin(piece), piece.shape, memory.strides_of(piece),
-                       False, name.format(piece.name), piece.whole, piece.box) for piece in parts]
+                       False, name.format(piece.name), piece.whole, piece.box)
+            for piece in parts if piece.is_stored_by(rank)}
 
 
 def initialize(hf_name: str, tensor: torch.Tensor, seed: int, config: dict[str, Any]) -> None:

@@ -60,7 +60,7 @@ class StateIndex:
 
     def __init__(self, model: DistributedModel, tensors: Mapping[str, Any]):
         tensors = {name: value for name, value in tensors.items() if isinstance(value, torch.Tensor)}
-        logical = {piece.name for name in model.whole_shapes for piece in pieces(model._whole, name)}
+        logical = {name for names in model._whole.piece_names.values() for name in names}
         self.values: dict[str, Any] = {}
         self._tensors: dict[str, torch.Tensor] = {}
         self._parts: dict[str, tuple[torch.Tensor, Piece]] = {}

@@ -4,22 +4,16 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import preloaded
+from shardsmith.launcher.local import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
 AFTER_A_FAILURE = 20.0  # seconds for the other ranks to end by themselves
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def environment(threads: int = 1) -> dict[str, str]:

@@ -9,7 +9,7 @@ from torch import nn
 
 from shardsmith.errors import Error
 from shardsmith.smp.nn import base
-from shardsmith.smp.nn.base import DistributedModule, dropout_place, require_multiple, share
+from shardsmith.smp.nn.base import DistributedModule, arguments_of, dropout_place, require_multiple, share
 from shardsmith.smp.nn.linear import DistributedLinear, as_linear, entered, row_parallel
 from shardsmith.smp.nn.switches import Switches, switches_of, uses_flash
 
@@ -122,8 +122,7 @@ class DistributedAttentionLayer(DistributedModule):
     def forward(self, inputs: Any, *more: Any) -> torch.Tensor:
         from shardsmith import _engine
 
-        arguments = (*inputs, *more) if isinstance(inputs, (tuple, list)) else (inputs, *more)
-        hidden, *rest = arguments
+        hidden, *rest = arguments_of(inputs, more)
         cross = rest.pop(0) if self.cross_attention else None
         mask = rest.pop(0) if rest else None
         batch, length = hidden.shape[:2]
@@ -204,17 +203,13 @@ def residual_sum(layer: Any, linear: DistributedLinear, x: torch.Tensor, residua
     from shardsmith import _engine
 
     switches, place, site = layer.switches, dropout_place(layer), 4 * layer._place + 1
+    # Whose bias is added here, in the type or the pass that is asked for.
+    bias = linear.bias if switches.fp32_residual_addition or switches.fused_dropout else None
+    y = row_parallel(x, linear.weight, linear.bias if bias is None else None)
     if switches.fp32_residual_addition:
-        y = row_parallel(x, linear.weight, None)
-        y, bias = y.to(torch.promote_types(y.dtype, torch.float32)), linear.bias
-        residual = residual.to(y.dtype)
+        y = y.to(torch.promote_types(y.dtype, torch.float32))
         bias = None if bias is None else bias.to(y.dtype)
-    elif switches.fused_dropout:
-        y, bias = row_parallel(x, linear.weight, None), linear.bias
-        residual = residual.to(y.dtype)
-    else:
-        y, bias = row_parallel(x, linear.weight, linear.bias), None
-        residual = residual.to(y.dtype)
+    residual = residual.to(y.dtype)
     if switches.fused_dropout:
         return _engine.dropout_add(y, bias, residual, p, site, place)
     return residual + _engine.dropout(y if bias is None else y + bias, p, site, place)

@@ -102,11 +102,8 @@ class DistributedModule(nn.Module):
             return super()._call_impl(*args, **kwargs)
         group = ranks()
         bring = lambda value: _mapped(value, lambda x: group.gather_rows(x.contiguous()))  # noqa: E731
-        _inside.depth += 1
-        try:
+        with plain_batches():
             result = super()._call_impl(*bring(args), **bring(kwargs))
-        finally:
-            _inside.depth -= 1
         return _mapped(result, lambda x: group.own_rows(x.contiguous()) if x.dim() else x)
 
     __call__ = _call_impl
@@ -144,6 +141,11 @@ def plain_batches() -> Iterator[None]:
         yield
     finally:
         _inside.depth -= 1
+
+
+def arguments_of(inputs: Any, more: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Of a layer that takes its arguments as a tuple or one by one."""
+    return (*inputs, *more) if isinstance(inputs, (tuple, list)) else (inputs, *more)
 
 
 def require_multiple(what: str, number: int, of: str) -> None:

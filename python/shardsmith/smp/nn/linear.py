@@ -59,13 +59,6 @@ def row_parallel(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
     return y if bias is None else y + bias
 
 
-def column_parallel(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """The product whose output features are split. x [..., in], entered -> [..., out / degree]."""
-    from shardsmith import _engine
-
-    return _engine.linear(x, weight, bias)
-
-
 def entered(x: torch.Tensor) -> torch.Tensor:
     """x, whose gradient is summed over the ranks."""
     group = ranks()

@@ -10,7 +10,7 @@ from torch import nn
 from shardsmith.errors import Error
 from shardsmith.smp.nn.attention import (Columns, DistributedAttentionLayer, FusedLayerNorm, check_probability, initial,
                                          normal_start, require_layernorm, residual_sum)
-from shardsmith.smp.nn.base import DistributedModule, dropout_place, require_multiple, tensor_parallel_degree
+from shardsmith.smp.nn.base import DistributedModule, arguments_of, dropout_place, require_multiple, tensor_parallel_degree
 from shardsmith.smp.nn.linear import DistributedEmbedding, DistributedLinear, entered
 from shardsmith.smp.nn.switches import Switches, say_once, switches_of
 
@@ -97,7 +97,7 @@ class DistributedTransformerLayer(DistributedModule):
                 or DistributedTransformerOutputLayer.can_be_split(hidden_size, intermediate_size))
 
     def forward(self, inputs: Any, *more: Any) -> tuple[Any, ...]:
-        arguments = (*inputs, *more) if isinstance(inputs, (tuple, list)) else (inputs, *more)
+        arguments = arguments_of(inputs, more)
         if self.cross_attention is None:
             hidden, mask = (*arguments, None)[:2]
             return self.output(self.attention((hidden, mask))), mask
@@ -204,7 +204,7 @@ class DistributedTransformerLMHead(DistributedModule):
 
     def forward(self, inputs: Any, *more: Any) -> Any:
         count = 7 if self.add_cross_attention else 5
-        arguments = (*inputs, *more) if isinstance(inputs, (tuple, list)) else (inputs, *more)
+        arguments = arguments_of(inputs, more)
         if len(arguments) > count:
             raise Error("invalid_argument", f"DistributedTransformerLMHead takes {count} inputs, not {len(arguments)}")
         ids, mask, types, positions, *rest = (*arguments, *[None] * (count - len(arguments)))

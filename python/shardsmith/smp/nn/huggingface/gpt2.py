@@ -3,6 +3,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from shardsmith.smp.nn.huggingface import translation
 
 
@@ -48,11 +50,11 @@ def _forward_hook(hidden_states: Any, past_key_values: Any = None, attention_mas
 
 def _as_added(mask: Any, dtype: Any) -> Any:
     """transformers gives a bool mask, True = seen, or one that is added already."""
-    import torch
+    from shardsmith.smp.nn.transformer import MASKED
 
     if mask is None or mask.dtype != torch.bool:
         return mask
-    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, -10000.0)
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, MASKED)
 
 
 def _return_hook(output: Any) -> Any:

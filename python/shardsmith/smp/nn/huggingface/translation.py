@@ -13,7 +13,7 @@ import torch
 
 from shardsmith.errors import Error
 from shardsmith.smp.session import state
-from shardsmith.smp.slices import pieces
+from shardsmith.smp.slices import Piece, pieces
 from shardsmith.smp.state_index import Names, without_wrappers
 
 StateDict = dict[str, Any]
@@ -100,6 +100,12 @@ def _model(family: str, config: Callable[[Shapes], dict[str, Any]], values: Stat
     return _core.Model(json.dumps(found))
 
 
+def _is_same(parts: list[Piece]) -> bool:
+    """Whether the logical tensor is the Hugging Face one."""
+    only = parts[0]
+    return len(parts) == 1 and only.permutation == sorted(only.permutation) and not only.run
+
+
 def to_smdistributed(family: str, config: Callable[[Shapes], dict[str, Any]], values: StateDict) -> StateDict:
     """Throws Error("corrupt") for a tensor that is missing or of another shape."""
     model = _model(family, config, values)
@@ -115,9 +121,9 @@ def to_smdistributed(family: str, config: Callable[[Shapes], dict[str, Any]], va
         if list(tensor.shape) != shape:
             raise Error("corrupt", f"the state dict's {names.found[hf_name]} has shape {list(tensor.shape)}, the model's is {shape}")
         parts = pieces(model, hf_name)
+        same = _is_same(parts)
         for piece in parts:
-            whole = len(parts) == 1 and piece.permutation == sorted(piece.permutation) and not piece.run
-            result[piece.name] = tensor if whole else piece.read(tensor).clone()
+            result[piece.name] = tensor if same else piece.read(tensor).clone()
     if head and model.description["tied_head"]:
         result["lm_head.weight"] = result["word_embedding.weight"]
     values.clear()
@@ -128,7 +134,7 @@ def to_hf(family: str, config: Callable[[Shapes], dict[str, Any]], values: State
     """Back. Tied tensors are there under all their names, as state_dict() of transformers has them."""
     model = _model(family, config, values)
     result: StateDict = {}
-    known = {piece.name for hf_name, *_ in model.tensors for piece in pieces(model, hf_name)}
+    known = {name for names in model.piece_names.values() for name in names}
     given = {without_wrappers(name): name for name in values if name != PARTIAL}
     unexpected = [given[name] for name in given if name not in known and not (name == "lm_head.weight" and model.tied_names)]
     if unexpected:
@@ -143,7 +149,7 @@ def to_hf(family: str, config: Callable[[Shapes], dict[str, Any]], values: State
                 raise Error("corrupt", f"the state dict's {given[piece.name]} has shape {list(found.shape)}, the model's is "
                                        f"{piece.shape}")
         only = parts[0]
-        if len(parts) == 1 and only.permutation == sorted(only.permutation) and not only.run:
+        if _is_same(parts):
             result[hf_name] = values.pop(given[only.name])
         else:
             whole = torch.empty(shape, dtype=values[given[only.name]].dtype)
