@@ -161,22 +161,18 @@ class StateBench:
         self.report(name, added, blocking, 4.0, note=f"of a blocking save {statistics.median(added) / statistics.median(blocking):.2f}"
                                                      " (at most 0.25)")
 
-    def tiny(self) -> None:
+    def tiny(self, count: int, peer: str, bar: float) -> None:
         """20,000 tensors of 1 KB."""
-        for count in (1, 2):
-            peers = ["safetensors", "dcp"] if count == 1 else ["dcp 2 ranks"]
-            for peer in peers:
-                ours: dict[str, list[float]] = {"save": [], "resume": []}
-                theirs: dict[str, list[float]] = {"save": [], "resume": []}
-                for _ in range(self.pairs):
-                    answers = self._tiny(count)
-                    for what in ours:
-                        ours[what].append(answers[what])
-                        op = f"{peer} {'save' if what == 'save' else 'load cold'}"
-                        theirs[what].append(self.peer("peer_tiny_tensors.py", op, count, 2 // count)["wall"])
-                for what in ours:
-                    self.report(f"20,000 tensors, {count} rank(s), {what}, beside {peer.split()[0]}", ours[what], theirs[what],
-                                1.0 if peer == "safetensors" else 10.0)
+        ours: dict[str, list[float]] = {"save": [], "resume": []}
+        theirs: dict[str, list[float]] = {"save": [], "resume": []}
+        for _ in range(self.pairs):
+            answers = self._tiny(count)
+            for what in ours:
+                ours[what].append(answers[what])
+                op = f"{peer}{' 2 ranks' if count == 2 else ''} {'save' if what == 'save' else 'load cold'}"
+                theirs[what].append(self.peer("peer_tiny_tensors.py", op, count, 2 // count)["wall"])
+        for what in ours:
+            self.report(f"20,000 tensors, {count} rank(s), {what}, beside {peer}", ours[what], theirs[what], bar)
 
     def _tiny(self, count: int) -> dict[str, float]:
         ranks = Ranks("tiny", count, "rdp" if count > 1 else "pp", threads=2 // count)
@@ -198,5 +194,7 @@ class StateBench:
             "layout pp2 to tp2": lambda: self.resume((2, "pp"), (2, "tp"), 0.8),
             "background 1": lambda: self.background(1),
             "background 2": lambda: self.background(2),
-            "tiny": self.tiny,
+            "tiny safetensors": lambda: self.tiny(1, "safetensors", 1.0),
+            "tiny dcp 1": lambda: self.tiny(1, "dcp", 10.0),
+            "tiny dcp 2": lambda: self.tiny(2, "dcp", 10.0),
         }

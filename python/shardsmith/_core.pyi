@@ -37,6 +37,7 @@ class Model:
     # rows that lie together or 0 for all, from the beginning of such a run to that of the next, shape of the whole logical tensor, where this rank's part begins in it, neighbouring ranks that hold the same part).
     def pieces(self, hf_name: str) -> list[tuple[str, list[int], list[int], list[int], int, int, list[int], list[int], int]]: ...
     piece_names: dict[str, list[str]]  # logical names by hf name; made anew each time
+    in_runs: list[str]  # hf names of tensors of which a piece's rows don't lie together; made anew each time
     def partition(self, stages: int, memory_weight: float = 0.8, sequence: int = 1024) -> list[int]: ...  # `first`
     def balance(self, first: list[int], memory_weight: float = 0.8, sequence: int = 1024) -> float: ...
     def stage_tensors(self, first: list[int], stage: int) -> list[str]: ...  # hf names
@@ -76,6 +77,16 @@ class Leaf:
         box_offset: Sequence[int] = (),
     ) -> None: ...
 
+# A tensor on CPU: hf name, dtype, its storage's address and bytes, elements of it before the tensor, strides in elements.
+ParameterMemory = tuple[str, str, int, int, int, Sequence[int]]
+
+class Leaves:
+    """By logical name what tensor-parallel rank `rank` stores of parameters that are not in the model's in_runs; in the slice
+    list under `pattern`, {} being the logical name. Stands for a dict of Leafs in a value tree, once: it is empty then."""
+
+    def __init__(self, model: Model, parameters: Sequence[ParameterMemory], rank: int, pattern: str) -> None: ...
+    def add(self, name: str, leaf: Leaf) -> None: ...
+
 class TensorName:
     """A tensor leaf in a value tree that was read: its name in the Index."""
 
@@ -89,7 +100,8 @@ class Opaque:
 
 class Index:
     format: str
-    values: Any  # nested plain values; tensor leaves are TensorName
+    values: Any  # nested plain values; tensor leaves are TensorName; made anew each time
+    def value(self, key: str) -> Any: ...  # of values, a dict; None where there is none
     def names(self) -> list[str]: ...
     def shape(self, name: str) -> list[int]: ...
     def dtype(self, name: str) -> str: ...
@@ -97,11 +109,13 @@ class Index:
     # Of a tensor that lies in one piece: number of its file, byte offset, strides in elements. Else None.
     def place(self, name: str) -> tuple[int, int, list[int]] | None: ...
     # Reading boxes into memory. A want: (name, dtype, global shape, box offset, box extent, address, nbytes, strides in
-    # elements). Missing tensors raise.
+    # elements). Of parameters (model, those not in its in_runs, patterns, whether they may be missing) every piece is read
+    # under the first of the patterns, {} being its logical name, that the index has. Missing tensors raise.
     def prepare(
         self,
         wants: Sequence[tuple[str, str, Sequence[int], Sequence[int], Sequence[int], int, int, Sequence[int]]],
         where: str = "",
+        parameters: Sequence[tuple[Model, Sequence[ParameterMemory], Sequence[str], bool]] = (),
     ) -> Reading: ...
 
 class Reading:

@@ -16,14 +16,13 @@ std::string companion(const std::string& kind, const std::string& path) {
 
 // One file's tensors and values under `kind`.
 void add(Index& whole, Index next, const std::string& kind) {
-  const size_t before = whole.tensors.size();  // no two files have a name in common
   for (TensorEntry& tensor : next.tensors) {
     tensor.name = kind + "/" + tensor.name;
     if (!tensor.alias_of.empty()) tensor.alias_of = kind + "/" + tensor.alias_of;
   }
   Value value = std::move(next.values);
-  whole.merge(std::move(next));
-  for_each_tensor(value, [&](TensorRef& reference) { reference.index += before; });
+  const std::vector<size_t> places = whole.merge(std::move(next));
+  for_each_tensor(value, [&](TensorRef& reference) { reference.index = places.at(reference.index); });
   whole.values.set(kind, std::move(value));
 }
 
@@ -128,7 +127,7 @@ Manifest write_full(Storage& storage, const std::string& path, Manifest manifest
       file.extra.set("save_id", manifest.save_id);
       const std::string to = join(folder, base_name(name));
       const Written written = write_pt(storage, to, file);
-      manifest.files.push_back({base_name(name), written.size, written.digest, tail_digest(storage, to)});
+      manifest.files.push_back({base_name(name), written.size, written.digest, written.tail});
     };
     if (content.user_content) write(companion("user_content", path), *content.user_content);
     if (content.optimizer) write(companion("optimizer", path), *content.optimizer);

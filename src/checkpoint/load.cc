@@ -26,11 +26,12 @@ bool is_shared(const std::string& kind) { return kind == "model" || kind == "opt
 // Tensors of the slice list carry their full names already; the others get their file's kind before their path.
 void add_kind(Index& index, const std::string& kind) {
   const std::string prefix = kind + "/";
+  bool is_renamed = false;
   for (TensorEntry& tensor : index.tensors) {
-    if (!tensor.name.starts_with(prefix)) tensor.name = prefix + tensor.name;
+    if (!tensor.name.starts_with(prefix)) tensor.name = prefix + tensor.name, is_renamed = true;
     if (!tensor.alias_of.empty() && !tensor.alias_of.starts_with(prefix)) tensor.alias_of = prefix + tensor.alias_of;
   }
-  index.reindex();
+  if (is_renamed) index.reindex();
 }
 
 // A single number, such as a step counter, is written by every rank that holds a part of its parameter; one is enough.
@@ -103,14 +104,9 @@ Index read_partial(Storage& storage, const std::string& folder, const Manifest& 
     check_digest(path, digest, file);
     add_kind(next, kind);
     if (is_shared(kind)) drop_repeated_numbers(whole, next);
-    std::vector<std::string> names;
-    for (const TensorEntry& tensor : next.tensors) names.push_back(tensor.name);
     Value value = std::move(next.values);
-    whole.merge(std::move(next));
-    std::vector<size_t> numbers;
-    for (const std::string& name : names)
-      numbers.push_back(static_cast<size_t>(whole.find(name) - whole.tensors.data()));
-    for_each_tensor(value, [&](TensorRef& reference) { reference.index = numbers.at(reference.index); });
+    const std::vector<size_t> places = whole.merge(std::move(next));
+    for_each_tensor(value, [&](TensorRef& reference) { reference.index = places.at(reference.index); });
     add_value(whole.values, kind, std::move(value));
   }
   try {

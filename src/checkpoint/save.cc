@@ -97,7 +97,7 @@ List write_files(Storage& storage, const std::vector<SaveFile>& files, const Sha
     entry.set("name", file.name);
     entry.set("size", static_cast<int64_t>(result.size));
     entry.set("digest", result.digest);
-    entry.set("tail", tail_digest(storage, join(folder, file.name)));
+    entry.set("tail", result.tail);
     written.push_back(std::move(entry));
     done += bytes_of(file);
     if (progress) progress({"write", done, total, "bytes"});

@@ -257,7 +257,7 @@ Value FullSave::write() {
   if (is_first() && has_user_content_) {
     const std::string path = join(folder_, user_content_name(request_));
     const Written written = write_pt(storage_, path, with_save_id(*request_.user_content, manifest_.save_id));
-    result.set("user_content", List{written.digest, tail_digest(storage_, path)});
+    result.set("user_content", List{written.digest, written.tail});
   }
   return result;
 }

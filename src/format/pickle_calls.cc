@@ -1,4 +1,6 @@
 // What a pickle may call. Nothing runs: each name has its meaning here.
+#include <array>
+
 #include "format/pickle_machine.h"
 
 namespace shardsmith::pickle {
@@ -29,40 +31,36 @@ void Machine::reduce() {
   const Id args_id = pop(), function_id = pop();
   const bool known = node(function_id).kind == Kind::kGlobal;
   if (names_ == PickleNames::kAny && !known)
-    return object("(call)", {function_id, args_id});  // of something that only a run would know
+    return object("(call)", std::array{function_id, args_id});  // of something that only a run would know
   if (!known) bad("forbidden: it calls something that is no known function");
   if (node(args_id).kind != Kind::kTuple) bad("a call whose arguments are no tuple");
   charge(node(args_id).items.size());
-  const std::vector<Id> args = node(args_id).items;
-  const Node function = node(function_id);
-  call(function, args);
+  call(node(function_id), node(args_id).items);
 }
 
 // An object that is known by its class only.
-void Machine::object(std::string name, std::vector<Id> parts) {
+void Machine::object(std::string name, Ids parts) {
   charge(name.size() / 16);
-  const Id id = make(Kind::kOpaque);
-  nodes_[id].scalar = Value(std::move(name));
-  nodes_[id].items = std::move(parts);
+  const Id id = make(Kind::kOpaque, parts);
+  nodes_[id].scalar = scalar(Value(std::move(name)));
   nodes_[id].global.name = PickleName::kObject;
   push(id);
 }
 
-void Machine::make_dict(const std::vector<Id>& args) {
+void Machine::make_dict(Ids args) {
   const Id dict = make(Kind::kDict);
   if (args.size() == 1) {
     const Node& from = node(args[0]);
     charge(from.items.size());
     if (from.kind == Kind::kDict) {
-      nodes_[dict].items = std::vector<Id>(from.items);
+      nodes_[dict].items = from.items;
     } else if (from.kind == Kind::kList) {
-      std::vector<Id> items;
+      std::pmr::vector<Id>& items = nodes_[dict].items;
       for (Id pair : from.items) {
         if ((node(pair).kind != Kind::kTuple && node(pair).kind != Kind::kList) || node(pair).items.size() != 2)
           bad("a dict made of something else than pairs");
         items.insert(items.end(), node(pair).items.begin(), node(pair).items.end());
       }
-      nodes_[dict].items = std::move(items);
     } else {
       bad("a dict made of something else than pairs");
     }
@@ -70,8 +68,8 @@ void Machine::make_dict(const std::vector<Id>& args) {
   push(dict);
 }
 
-void Machine::make_set_or_size(PickleName name, const std::vector<Id>& args) {
-  std::vector<Id> items;
+void Machine::make_set_or_size(PickleName name, Ids args) {
+  Ids items;
   if (args.size() == 1) {
     const Node& from = node(args[0]);
     charge(from.items.size());
@@ -79,25 +77,21 @@ void Machine::make_set_or_size(PickleName name, const std::vector<Id>& args) {
       bad("a set or size of no list");
     items = from.items;
   }
-  if (name == PickleName::kSize) return push(make_tuple(std::move(items)));
-  const Id set = make(Kind::kSet);
-  nodes_[set].items = std::move(items);
-  push(set);
+  push(name == PickleName::kSize ? make_tuple(items) : make(Kind::kSet, items));
 }
 
 // Bytes as they are, or spelled as latin1 text.
-void Machine::make_bytes(const std::vector<Id>& args) {
+void Machine::make_bytes(Ids args) {
   if (args.empty()) return push_bytes({});
   if (const Bytes* bytes = node(args[0]).scalar.get_if<Bytes>()) {
     charge(bytes->data.size() / 16);
-    const std::string copy = bytes->data;
-    return push_bytes(copy);
+    return push_bytes(bytes->data);
   }
   const std::string* coding = args.size() == 2 ? text(args[1]) : nullptr;
   if (!text(args[0]) || !coding || (*coding != "latin1" && *coding != "latin-1"))
     bad("bytes that are not written as latin1 text");
   charge(text(args[0])->size() / 16);
-  const std::string source = *text(args[0]);
+  const std::string& source = *text(args[0]);
   std::string out;
   for (size_t i = 0; i < source.size(); ++i) {
     const auto c = static_cast<unsigned char>(source[i]);
@@ -113,7 +107,7 @@ void Machine::make_bytes(const std::vector<Id>& args) {
   push_bytes(out);
 }
 
-void Machine::call(const Node& function, const std::vector<Id>& args) {
+void Machine::call(const Node& function, Ids args) {
   const std::string& full = *function.scalar.get_if<std::string>();
   const auto arguments = [&](size_t low, size_t high) {
     if (args.size() < low || args.size() > high) bad("'", full, "' with ", args.size(), " arguments");
@@ -188,7 +182,7 @@ void Machine::call(const Node& function, const std::vector<Id>& args) {
       const Node& owner = node(args[0]);
       if (owner.kind != Kind::kGlobal || !is_dcp_enum(*owner.scalar.get_if<std::string>()) || !text(args[1]))
         bad("forbidden: 'builtins.getattr' of something else than an enumeration; nothing was executed");
-      return object(*owner.scalar.get_if<std::string>(), {args[1]});
+      return object(*owner.scalar.get_if<std::string>(), args.subspan(1));
     }
     case PickleName::kObject:
       return object(full, args);

@@ -67,21 +67,21 @@ void PickleEmitter::put_long(const std::string& bytes) {
   out_ += bytes;
 }
 
-void PickleEmitter::put_text(const std::string& text) {
+void PickleEmitter::put_text(std::string_view text) {
   if (const auto known = text_memo_.find(text); known != text_memo_.end()) return put_get(known->second);
   if (!is_utf8(text)) fail(ErrorKind::kInvalidArgument, where_, ": a text that is not UTF-8; store it as bytes");
   if (text.size() > UINT32_MAX) fail(ErrorKind::kUnsupported, where_, ": a text of ", text.size(), " bytes");
   out_ += 'X';
   put_le(out_, static_cast<uint32_t>(text.size()));
   out_ += text;
-  if (text.size() <= 256) text_memo_[text] = put_memo();
+  if (text.size() <= 256) text_memo_.emplace(text, put_memo());
 }
 
 void PickleEmitter::put_global(std::string_view module, std::string_view name) {
-  std::string line = str('c', module, '\n', name, '\n');
-  if (const auto known = global_memo_.find(line); known != global_memo_.end()) return put_get(known->second);
-  out_ += line;
-  global_memo_[std::move(line)] = put_memo();
+  line_.assign(1, 'c').append(module).append(1, '\n').append(name).append(1, '\n');
+  if (const auto known = global_memo_.find(line_); known != global_memo_.end()) return put_get(known->second);
+  out_ += line_;
+  global_memo_.emplace(line_, put_memo());
 }
 
 void PickleEmitter::put_integers(const std::vector<int64_t>& values) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -23,7 +24,7 @@ class PickleEmitter {
   void put_float(double value);
   void put_long(const std::string& bytes);
   // kInvalidArgument for what is not UTF-8.
-  void put_text(const std::string& text);
+  void put_text(std::string_view text);
   void put_global(std::string_view module, std::string_view name);
   void put_integers(const std::vector<int64_t>& values);  // a tuple
   void put_get(uint32_t slot);
@@ -37,8 +38,14 @@ class PickleEmitter {
  private:
   void put_slot(uint32_t slot);
 
+  struct Hash : std::hash<std::string_view> {
+    using is_transparent = void;
+  };
+  using Memo = std::unordered_map<std::string, uint32_t, Hash, std::equal_to<>>;
+
   uint32_t memo_ = 0;
-  std::unordered_map<std::string, uint32_t> text_memo_, global_memo_;
+  Memo text_memo_, global_memo_;
+  std::string line_;  // of put_global, whose memory is kept
 };
 
 }  // namespace shardsmith

@@ -142,7 +142,7 @@ void Machine::push_global(std::string_view module, std::string_view name) {
   std::string full = std::string(module) + "." + std::string(name);  // before make(): the views may lie in a node
   const Id id = make(Kind::kGlobal);
   nodes_[id].global = *global;
-  nodes_[id].scalar = Value(std::move(full));
+  nodes_[id].scalar = scalar(Value(std::move(full)));
   push(id);
 }
 
@@ -218,34 +218,27 @@ void Machine::step(unsigned char op) {
       return push(make_tuple(pop_mark()));
     case kTuple1:
     case kTuple2:
-    case kTuple3: {
-      std::vector<Id> items(op - kTuple1 + 1);
-      for (size_t i = items.size(); i-- > 0;) items[i] = pop();
-      return push(make_tuple(std::move(items)));
-    }
+    case kTuple3:
+      return push(make_tuple(pop_some(op - kTuple1 + 1)));
     case kList:
     case kDict:
     case kFrozenSet: {
-      std::vector<Id> items = pop_mark();
+      const Ids items = pop_mark();
       if (op == kDict && items.size() % 2) bad("a key without a value");
-      const Id id = make(op == kList ? Kind::kList : op == kDict ? Kind::kDict : Kind::kSet);
-      nodes_[id].items = std::move(items);
-      return push(id);
+      return push(make(op == kList ? Kind::kList : op == kDict ? Kind::kDict : Kind::kSet, items));
     }
     case kAppend: {
       const Id item = pop();
-      return append({item});
+      return append({&item, 1});
     }
     case kAppends:
       return append(pop_mark());
-    case kSetItem: {
-      const Id value = pop(), key = pop();
-      return set_items({key, value});
-    }
+    case kSetItem:
+      return set_items(pop_some(2));
     case kSetItems:
       return set_items(pop_mark());
     case kAddItems: {
-      const std::vector<Id> items = pop_mark();
+      const Ids items = pop_mark();
       Node& set = top();
       if (set.kind != Kind::kSet) bad("adds to something that is no set");
       set.items.insert(set.items.end(), items.begin(), items.end());
@@ -292,19 +285,18 @@ void Machine::step(unsigned char op) {
 bool Machine::step_of_any(unsigned char op) {
   if (op == kNewObjEx) {
     const Id keywords = pop(), args = pop();
-    const Node cls = node(pop());
+    const Node& cls = node(pop());
     if (cls.kind != Kind::kGlobal || node(args).kind != Kind::kTuple) bad("an object of no class");
-    std::vector<Id> parts = node(args).items;
+    std::vector<Id> parts(node(args).items.begin(), node(args).items.end());
     charge(parts.size());
     parts.push_back(keywords);
-    object(*cls.scalar.get_if<std::string>(), std::move(parts));
+    object(*cls.scalar.get_if<std::string>(), parts);
     return true;
   }
   if (op == kObj) {
-    std::vector<Id> parts = pop_mark();
+    const Ids parts = pop_mark();
     if (parts.empty() || node(parts[0]).kind != Kind::kGlobal) bad("an object of no class");
-    const std::string name = *node(parts[0]).scalar.get_if<std::string>();
-    object(name, {parts.begin() + 1, parts.end()});
+    object(*node(parts[0]).scalar.get_if<std::string>(), parts.subspan(1));
     return true;
   }
   return false;

@@ -9,8 +9,8 @@ namespace shardsmith::pickle {
 // size) of a storage that shows a part of it.
 void Machine::persistent() {
   const Id whole_id = pop();
-  if (names_ == PickleNames::kAny) return object("(persistent)", {whole_id});
-  const Node id = node(whole_id);
+  if (names_ == PickleNames::kAny) return object("(persistent)", {&whole_id, 1});
+  const Node& id = node(whole_id);
   if (id.kind == Kind::kTuple && id.items.size() == 4 && text(id.items[0]) && *text(id.items[0]) == "module")
     return push(id.items[1]);  // a class with its source: what it is was checked when it was named
   if (id.kind != Kind::kTuple || id.items.size() < 5 || id.items.size() > 6 || !text(id.items[0]) ||
@@ -92,10 +92,10 @@ void Machine::push_tensor(size_t index) {
   push(id);
 }
 
-void Machine::rebuild(PickleName name, const std::vector<Id>& args) {
+void Machine::rebuild(PickleName name, Ids args) {
   const size_t needed = name == PickleName::kTensorV1 ? 4 : name == PickleName::kTensorV2 ? 6 : 7;
   if (args.size() < needed) bad("a tensor with ", args.size(), " arguments instead of ", needed);
-  const Node storage = node(args[0]);
+  const Node& storage = node(args[0]);
   PickledTensor tensor;
   tensor.dtype = storage.global.dtype;
   tensor.offset = integer(args[1], "a tensor's offset");
@@ -127,8 +127,8 @@ void Machine::rebuild(PickleName name, const std::vector<Id>& args) {
 }
 
 // A tensor with Python attributes, (function, class, arguments, state): the attributes are not held.
-void Machine::rebuild_from_type(const std::vector<Id>& args) {
-  const Node inner = node(args[0]);
+void Machine::rebuild_from_type(Ids args) {
+  const Node& inner = node(args[0]);
   const Node& type = node(args[1]);
   if (inner.kind != Kind::kGlobal || type.kind != Kind::kGlobal || type.global.name != PickleName::kClass)
     bad("a tensor of a class that is not known");
@@ -147,8 +147,7 @@ void Machine::rebuild_from_type(const std::vector<Id>& args) {
   }
   if (node(args[2]).kind != Kind::kTuple) bad("a call whose arguments are no tuple");
   charge(node(args[2]).items.size());
-  const std::vector<Id> inner_args = node(args[2]).items;
-  call(inner, inner_args);
+  call(inner, node(args[2]).items);
 }
 
 // An Opaque of one dict; see format/pickle.h.
@@ -158,23 +157,20 @@ void Machine::push_special(const char* name, const std::vector<std::pair<const c
     items.push_back(make_scalar(Value(field)));
     items.push_back(value);
   }
-  const Id dict = make(Kind::kDict);
-  nodes_[dict].items = std::move(items);
-  const Id special = make(Kind::kOpaque);
-  nodes_[special].scalar = Value(name);
-  nodes_[special].items = {dict};
+  const Id dict = make(Kind::kDict, items), special = make(Kind::kOpaque, {&dict, 1});
+  nodes_[special].scalar = scalar(Value(name));
   push(special);
 }
 
 // (layout, (indices, values, size[, is_coalesced])) or (layout, (compressed, plain, values, size))
-void Machine::rebuild_sparse(const std::vector<Id>& args) {
+void Machine::rebuild_sparse(Ids args) {
   const Node& layout = node(args[0]);
   const std::string* word =
       layout.kind == Kind::kOpaque && layout.items.size() == 1 && *layout.scalar.get_if<std::string>() == "torch.layout"
           ? text(layout.items[0])
           : nullptr;
   if (!word || node(args[1]).kind != Kind::kTuple) bad("a sparse tensor without a layout or parts");
-  const std::vector<Id> parts = node(args[1]).items;
+  const Ids parts = node(args[1]).items;
   const bool coo = *word == "torch.sparse_coo";
   const bool rows = *word == "torch.sparse_csr" || *word == "torch.sparse_bsr";
   const bool columns = *word == "torch.sparse_csc" || *word == "torch.sparse_bsc";
@@ -206,19 +202,19 @@ void Machine::rebuild_sparse(const std::vector<Id>& args) {
 }
 
 // (storage, offset, size, stride, (scheme, scale, zero point) or (scheme, scales, zero points, axis), grad, hooks)
-void Machine::rebuild_quantized(const std::vector<Id>& args) {
-  const Node storage = node(args[0]);
+void Machine::rebuild_quantized(Ids args) {
+  const Node& storage = node(args[0]);
   if (storage.kind != Kind::kStorage || quantized_storage_class(storage.global.dtype).empty() ||
       storage.global.name == PickleName::kUntyped)
     bad("a quantised tensor over a storage of other numbers");
   const Node& params_node = node(args[4]);
   if (params_node.kind != Kind::kTuple || params_node.items.size() < 3 || params_node.items.size() > 4)
     bad("a quantised tensor without parameters");
-  const std::vector<Id> params = params_node.items;
+  const Ids params = params_node.items;
   const Node& scheme = node(params[0]);
   if (scheme.kind != Kind::kGlobal || scheme.global.name != PickleName::kQScheme)
     bad("a quantised tensor without a scheme");
-  const std::string name = *scheme.scalar.get_if<std::string>();
+  const std::string& name = *scheme.scalar.get_if<std::string>();
   const bool per_channel = name.starts_with("torch.per_channel");
   if (params.size() != (per_channel ? 4u : 3u)) bad("'", name, "' with ", params.size(), " parameters");
   PickledTensor tensor;
@@ -256,9 +252,9 @@ void Machine::rebuild_quantized(const std::vector<Id>& args) {
 // What Tensor.set_(storage, offset, size, stride) would do to it; false for another kind of state.
 bool Machine::set_tensor(Id tensor, Id state) {
   if (node(state).kind != Kind::kTuple || node(state).items.size() != 4) return false;
-  const std::vector<Id> parts = node(state).items;
+  const Ids parts = node(state).items;
   if (node(parts[0]).kind != Kind::kStorage) return false;
-  const Node storage = node(parts[0]);
+  const Node& storage = node(parts[0]);
   if (storage.global.name == PickleName::kUntyped) bad("a tensor over an untyped storage without a dtype");
   PickledTensor described;
   described.dtype = storage.global.dtype;

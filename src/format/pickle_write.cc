@@ -33,7 +33,7 @@ bool all_hashable(const List& items) {
 class Writer : private PickleEmitter {
  public:
   Writer(std::span<const PickledTensor> tensors, std::span<const PickledStorage> storages, std::string_view where)
-      : PickleEmitter(where), tensors_(tensors), storages_(storages), untyped_(storages.size(), false) {
+      : PickleEmitter(where), tensors_(tensors), storages_(storages), untyped_(storages.size(), false), tensor_memo_(tensors.size(), kNotYet) {
     std::vector<std::optional<Dtype>> seen(storages.size());
     for (const PickledTensor& tensor : tensors) {
       if (tensor.storage >= storages.size())
@@ -119,7 +119,7 @@ class Writer : private PickleEmitter {
   void put(const TensorRef& v, size_t) {
     if (v.index >= tensors_.size())
       fail(ErrorKind::kInvalidArgument, where_, ": a value refers to tensor ", v.index, " of ", tensors_.size());
-    if (const auto known = tensor_memo_.find(v.index); known != tensor_memo_.end()) return put_get(known->second);
+    if (tensor_memo_[v.index] != kNotYet) return put_get(tensor_memo_[v.index]);
     put_tensor(tensors_[v.index]);
     order_.push_back(v.index);
     tensor_memo_[v.index] = put_memo();
@@ -229,8 +229,8 @@ class Writer : private PickleEmitter {
     const std::string_view storage = quantized_storage_class(tensor.dtype);
     if (storage.empty())
       fail(ErrorKind::kInvalidArgument, where_, ": a quantised tensor whose data are ", to_string(tensor.dtype));
-    if (const auto done = tensor_memo_.find(data->index); done != tensor_memo_.end()) {
-      put_get(done->second);
+    if (tensor_memo_[data->index] != kNotYet) {
+      put_get(tensor_memo_[data->index]);
       return true;
     }
     put_global("torch._utils", "_rebuild_qtensor");
@@ -283,7 +283,8 @@ class Writer : private PickleEmitter {
   std::span<const PickledTensor> tensors_;
   std::span<const PickledStorage> storages_;
   std::vector<bool> untyped_;
-  std::unordered_map<size_t, uint32_t> tensor_memo_;
+  static constexpr uint32_t kNotYet = UINT32_MAX;
+  std::vector<uint32_t> tensor_memo_;  // slots
   std::vector<size_t> order_;
 };
 

@@ -68,6 +68,7 @@ struct Written {
   uint64_t size = 0;
   // Digest (CRC-32 in hex, 8 digits) of the extra record's bytes; it in turn covers every block of the file.
   std::string digest;
+  std::string tail;  // CRC-32, alike, of what the blocks don't cover: from the extra record to the end
 };
 
 // Writes a file that loads with torch.load(weights_only=True, mmap=True): stored records, those of 64 KiB and more at

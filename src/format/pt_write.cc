@@ -51,7 +51,7 @@ Written write_pt(Storage& storage, const std::string& path, const PtContent& con
   out.finish();
   file->sync();
   file->close();
-  return {layout.size(), tail.digest};
+  return {layout.size(), tail.digest, tail.tail_digest};
 }
 
 }  // namespace shardsmith

@@ -1,7 +1,6 @@
 // The tensors of a TorchObject become entries of an Index.
-#include <map>
-#include <tuple>
 #include <unordered_map>
+#include <vector>
 
 #include "base/error.h"
 #include "format/torch_object.h"
@@ -12,11 +11,15 @@ namespace {
 // Gives each tensor in the value its path and its entry, in the order of appearance.
 class Entries {
  public:
-  Entries(const TorchObject& object, uint32_t file, Index& index) : object_(object), file_(file), index_(index) {
+  Entries(const TorchObject& object, uint32_t file, Index& index)
+      : object_(object), file_(file), index_(index), slices_(object.pickled.tensors.size(), nullptr), seen_(slices_.size()) {
+    index.tensors.reserve(index.tensors.size() + slices_.size());
+    views_.reserve(slices_.size());
     for (const PtSlice& slice : object.record.slices) {
-      if (slice.tensor >= object.pickled.tensors.size() || !slices_.emplace(slice.tensor, &slice).second)
+      if (slice.tensor >= slices_.size() || slices_[slice.tensor])
         fail(ErrorKind::kCorrupt, path(), ": record '", kPtRecordName, "': slice '", slice.name, "' of tensor ",
              slice.tensor, ", of which there is none or two");
+      slices_[slice.tensor] = &slice;
     }
   }
 
@@ -48,7 +51,18 @@ class Entries {
   }
 
  private:
-  using View = std::tuple<size_t, int64_t, Shape, Strides, Dtype>;
+  // The same elements of a storage.
+  struct Hash {
+    size_t operator()(const PickledTensor* t) const {
+      return std::hash<size_t>()(t->storage) * 31 + std::hash<int64_t>()(t->offset);
+    }
+  };
+  struct Same {
+    bool operator()(const PickledTensor* a, const PickledTensor* b) const {
+      return a->storage == b->storage && a->offset == b->offset && a->dtype == b->dtype && a->size == b->size &&
+             a->strides == b->strides;
+    }
+  };
 
   const std::string& path() const { return index_.files[file_].path; }
 
@@ -68,42 +82,38 @@ class Entries {
 
   void add(TensorRef& reference, const std::string& where) {
     const PickledTensor& tensor = object_.pickled.tensors[reference.index];
-    const auto found = slices_.find(reference.index);
+    const PtSlice* listed = slices_[reference.index];
     TensorEntry entry;
     entry.name = where.empty() ? "tensor" : where;
     entry.dtype = tensor.dtype;
-    entry.shape = tensor.size;
     Slice slice;
     slice.file = file_;
-    slice.box = whole(tensor.size);
-    if (found != slices_.end()) {
-      const PtSlice& listed = *found->second;
-      bool fits = listed.box.extent.size() == tensor.size.size();
+    if (listed) {
+      bool fits = listed->box.extent.size() == tensor.size.size();
       // A local tensor may be larger than its box (padding), never smaller.
-      for (size_t d = 0; fits && d < tensor.size.size(); ++d) fits = listed.box.extent[d] <= tensor.size[d];
+      for (size_t d = 0; fits && d < tensor.size.size(); ++d) fits = listed->box.extent[d] <= tensor.size[d];
       if (!fits)
-        fail(ErrorKind::kCorrupt, path(), ": tensor '", listed.name, "' ", to_string(tensor.size),
-             " is smaller than its slice ", to_string(listed.box));
-      if (seen_.insert_or_assign(reference.index, 0).second) entry.name = listed.name;
+        fail(ErrorKind::kCorrupt, path(), ": tensor '", listed->name, "' ", to_string(tensor.size),
+             " is smaller than its slice ", to_string(listed->box));
+      if (!seen_[reference.index]) entry.name = listed->name;
+      seen_[reference.index] = true;
       try {
-        volume(listed.shape);
+        volume(listed->shape);
       } catch (const Error& e) {
-        fail(ErrorKind::kCorrupt, path(), ": tensor '", listed.name, "': ", e.what());
+        fail(ErrorKind::kCorrupt, path(), ": tensor '", listed->name, "': ", e.what());
       }
-      entry.shape = listed.shape;
-      slice.box = listed.box;
     }
+    entry.shape = listed ? listed->shape : tensor.size;
+    slice.box = listed ? listed->box : whole(tensor.size);
     reference.index = index_.tensors.size();
     if (volume(tensor.size) != 0) {
-      const auto [view, is_new] =
-          views_.emplace(View{tensor.storage, tensor.offset, tensor.size, tensor.strides, tensor.dtype}, entry.name);
+      const auto [view, is_new] = views_.emplace(&tensor, index_.tensors.size());
       if (!is_new) {
-        entry.alias_of = view->second;
-        entry.shape = index_.tensors[numbers_[view->second]].shape;
+        entry.alias_of = index_.tensors[view->second].name;
+        entry.shape = index_.tensors[view->second].shape;
         index_.tensors.push_back(std::move(entry));
         return;
       }
-      numbers_[entry.name] = index_.tensors.size();
     }
     const StoredBytes& held = object_.storages[tensor.storage];
     const uint64_t inner = static_cast<uint64_t>(tensor.offset) * static_cast<uint64_t>(size_of(tensor.dtype));
@@ -125,10 +135,9 @@ class Entries {
   const TorchObject& object_;
   uint32_t file_;
   Index& index_;
-  std::unordered_map<size_t, const PtSlice*> slices_;
-  std::unordered_map<size_t, int> seen_;
-  std::map<View, std::string> views_;  // the first name of each
-  std::unordered_map<std::string, size_t> numbers_;
+  std::vector<const PtSlice*> slices_;  // of each tensor; null where it is in no list
+  std::vector<bool> seen_;
+  std::unordered_map<const PickledTensor*, size_t, Hash, Same> views_;  // the first entry of each
 };
 
 }  // namespace

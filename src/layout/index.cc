@@ -121,14 +121,17 @@ void Index::reindex() {
   indexed_ = tensors.size();
 }
 
-void Index::merge(Index other) {
+std::vector<size_t> Index::merge(Index other) {
   if (indexed_ != tensors.size()) reindex();
   reserve_slots(tensors.size() + other.tensors.size());
   const uint32_t shift = static_cast<uint32_t>(files.size());
+  std::vector<size_t> places;
+  places.reserve(other.tensors.size());
   std::move(other.files.begin(), other.files.end(), std::back_inserter(files));
   for (TensorEntry& theirs : other.tensors) {
     for (Slice& slice : theirs.slices) slice.file += shift;
     const size_t slot = slot_of(theirs.name);
+    places.push_back(slots_[slot] == 0 ? tensors.size() : slots_[slot] - 1);
     if (slots_[slot] == 0) {
       tensors.push_back(std::move(theirs));
       slots_[slot] = static_cast<uint32_t>(++indexed_);
@@ -150,6 +153,7 @@ void Index::merge(Index other) {
     if (theirs.alias_of.empty()) ours.alias_of.clear();
     std::move(theirs.slices.begin(), theirs.slices.end(), std::back_inserter(ours.slices));
   }
+  return places;
 }
 
 const TensorEntry* stored_entry(const Index& index, const TensorEntry& tensor) {

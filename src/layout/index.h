@@ -63,8 +63,8 @@ struct Index {
   // Linear-time build, then constant-time look-up. Null where there is none.
   const TensorEntry* find(std::string_view name) const;
   // Adds `other`'s files and tensors; slices of a name that both have are joined (dtype and shape
-  // must agree: kCorrupt otherwise). `other.values` is dropped.
-  void merge(Index other);
+  // must agree: kCorrupt otherwise). `other.values` is dropped. Returns where each of other's tensors is now.
+  std::vector<size_t> merge(Index other);
   // Must be called after `tensors` was changed from outside.
   void reindex();
 

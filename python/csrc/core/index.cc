@@ -19,11 +19,9 @@ namespace {
 // name, dtype, global shape, box offset, box extent, address, bytes, strides in elements
 using WantTuple = std::tuple<std::string, std::string, Shape, Shape, Shape, uintptr_t, uint64_t, Strides>;
 
-Dtype dtype_of(const std::string& name) {
-  const std::optional<Dtype> dtype = dtype_from_torch(name);
-  if (!dtype) fail(ErrorKind::kInvalidArgument, "'", name, "' is no dtype");
-  return *dtype;
-}
+// All pieces of parameters. Each has the first of these names that the index has; where it has none, the last one, or
+// nothing is read where they may be missing.
+using WantedParameters = std::tuple<const RankModel*, std::vector<ParameterMemory>, std::vector<std::string>, bool>;
 
 const TensorEntry& entry(const Index& index, const std::string& name) {
   const TensorEntry* found = index.find(name);
@@ -34,19 +32,14 @@ const TensorEntry& entry(const Index& index, const std::string& name) {
 // What is to be read of an index, and where to. Points into the index and at the memory that the wants name.
 class Reading {
  public:
-  Reading(const Index& index, const std::vector<WantTuple>& wants, const std::string& where) : index_(index) {
+  Reading(const Index& index, const std::vector<WantTuple>& wants, const std::vector<WantedParameters>& parameters,
+          const std::string& where)
+      : index_(index) {
     Target target;
-    for (const auto& [name, dtype, shape, offset, extent, address, size, strides] : wants) {
-      Want want;
-      want.name = name;
-      want.dtype = dtype_of(dtype);
-      want.shape = shape;
-      want.box = {offset, extent};
-      want.buffer = static_cast<uint32_t>(destinations_.size());
-      want.strides = strides;
-      target.wants.push_back(std::move(want));
-      destinations_.push_back({{reinterpret_cast<std::byte*>(address), static_cast<size_t>(size)}});
-    }
+    for (const auto& [name, dtype, shape, offset, extent, address, size, strides] : wants)
+      add(target, {name, dtype_of(dtype), shape, {offset, extent}, 0, 0, strides},
+          reinterpret_cast<std::byte*>(address), size);
+    for (const WantedParameters& some : parameters) add(target, some);
     plan_ = make_plan(index, target);
     require_complete(plan_, where);
   }
@@ -64,6 +57,32 @@ class Reading {
   }
 
  private:
+  void add(Target& target, Want want, std::byte* memory, uint64_t size) {
+    want.buffer = static_cast<uint32_t>(destinations_.size());
+    target.wants.push_back(std::move(want));
+    destinations_.push_back({{memory, static_cast<size_t>(size)}});
+  }
+
+  void add(Target& target, const WantedParameters& wanted) {
+    const auto& [model, parameters, texts, may_be_missing] = wanted;
+    const std::vector<NamePattern> patterns(texts.begin(), texts.end());
+    for (const ParameterMemory& parameter : parameters) {
+      for (const RankPiece& piece : rank_pieces(*model, std::get<0>(parameter))) {
+        std::string name;
+        bool is_there = false;
+        for (size_t i = 0; i < patterns.size() && !is_there; ++i) {
+          name = patterns[i].of(piece.piece.name);
+          is_there = index_.find(name) != nullptr;
+        }
+        if (!is_there && may_be_missing) continue;
+        PieceMemory memory(parameter, piece.piece);
+        const uint64_t begin = static_cast<uint64_t>(memory.offset) * static_cast<uint64_t>(size_of(memory.dtype));
+        add(target, {std::move(name), memory.dtype, piece.whole, piece.box, 0, 0, std::move(memory.strides)},
+            memory.storage + begin, memory.storage_size - begin);
+      }
+    }
+  }
+
   const Index& index_;
   std::vector<Destination> destinations_;
   Plan plan_;
@@ -85,6 +104,12 @@ Index logical(const Index& hf, const FamilyModel& model) {
 }
 
 }  // namespace
+
+Dtype dtype_of(const std::string& torch_word) {
+  const std::optional<Dtype> dtype = dtype_from_torch(torch_word);
+  if (!dtype) fail(ErrorKind::kUnsupported, "tensors of dtype '", torch_word, "' can't be held by a checkpoint");
+  return *dtype;
+}
 
 void bind_index(py::module_& m) {
   using Unlocked = py::call_guard<py::gil_scoped_release>;
@@ -108,6 +133,11 @@ void bind_index(py::module_& m) {
   py::class_<Index>(m, "Index")
       .def_readonly("format", &Index::format)
       .def_property_readonly("values", [](const Index& index) { return to_python(index.values, index); })
+      .def("value",
+           [](const Index& index, const std::string& key) -> py::object {
+             const Value* value = index.values.find(key);
+             return value ? to_python(*value, index) : py::none();
+           })
       .def("names", &names_of)
       .def("shape", [](const Index& index, const std::string& name) { return entry(index, name).shape; })
       .def("dtype",
@@ -121,10 +151,12 @@ void bind_index(py::module_& m) {
       .def("alias_of", [](const Index& index, const std::string& name) { return entry(index, name).alias_of; })
       .def(
           "prepare",
-          [](const Index& index, const std::vector<WantTuple>& wants, const std::string& where) {
-            return std::make_unique<Reading>(index, wants, where);
+          [](const Index& index, const std::vector<WantTuple>& wants, const std::string& where,
+             const std::vector<WantedParameters>& parameters) {
+            return std::make_unique<Reading>(index, wants, parameters, where);
           },
-          py::arg("wants"), py::arg("where") = "", py::keep_alive<0, 1>(), Unlocked());
+          py::arg("wants"), py::arg("where") = "", py::arg("parameters") = std::vector<WantedParameters>(),
+          py::keep_alive<0, 1>(), Unlocked());
   py::class_<Reading>(m, "Reading")
       .def("announcement", [](const Reading& reading) { return py::bytes(reading.announcement()); })
       .def("run", &Reading::run, py::arg("announcements") = std::vector<std::string>(), py::arg("rank") = 0,

@@ -1,4 +1,6 @@
 // Meshes, families and partitions.
+#include <algorithm>
+
 #include "bindings.h"
 #include "family/local_model.h"
 #include "family/tensor_parallel.h"
@@ -38,17 +40,10 @@ py::list tensors_of(const FamilyModel& model) {
 
 py::list pieces_of(const RankModel& model, const std::string& hf_name) {
   py::list result;
-  const ModelDescription& description = model.whole.description;
-  const auto place = model.places.find(hf_name);
-  if (place == model.places.end())
-    fail(ErrorKind::kInvalidArgument, "'", hf_name, "' is not part of a ", description.model_type, " model");
-  const std::vector<Piece>& pieces = model.local.tensors[place->second].pieces;
-  for (size_t i = 0; i < pieces.size(); ++i) {
-    const Piece &p = pieces[i], &whole = model.whole.tensors[place->second].pieces[i];
-    const Box box = tensor_parallel_box(description, p.name, whole.shape, model.rank, model.degree);
-    const int copies = tensor_parallel_copies(description, p.name, whole.shape, model.degree);
+  for (const RankPiece& r : rank_pieces(model, hf_name)) {
+    const Piece& p = r.piece;
     result.append(
-        py::make_tuple(p.name, p.shape, p.permutation, p.offset, p.run, p.step, whole.shape, box.offset, copies));
+        py::make_tuple(p.name, p.shape, p.permutation, p.offset, p.run, p.step, r.whole, r.box.offset, r.copies));
   }
   return result;
 }
@@ -62,6 +57,15 @@ py::dict piece_names(const RankModel& model) {
     result[py::str(tensor.hf_name)] = names;
   }
   return result;
+}
+
+// Names of tensors of which a piece's rows don't lie together.
+std::vector<std::string> in_runs(const RankModel& model) {
+  std::vector<std::string> names;
+  for (const FamilyTensor& tensor : model.local.tensors)
+    if (std::ranges::any_of(tensor.pieces, [](const Piece& piece) { return piece.run > 0; }))
+      names.push_back(tensor.hf_name);
+  return names;
 }
 
 RankModel make_model(const std::string& json, int rank, int degree) {
@@ -82,6 +86,23 @@ std::vector<std::string> names_of_stage(const RankModel& model, const std::vecto
 }
 
 }  // namespace
+
+std::vector<RankPiece> rank_pieces(const RankModel& model, const std::string& hf_name) {
+  const ModelDescription& description = model.whole.description;
+  const auto place = model.places.find(hf_name);
+  if (place == model.places.end())
+    fail(ErrorKind::kInvalidArgument, "'", hf_name, "' is not part of a ", description.model_type, " model");
+  const std::vector<Piece>& local = model.local.tensors[place->second].pieces;
+  std::vector<RankPiece> result;
+  result.reserve(local.size());
+  for (size_t i = 0; i < local.size(); ++i) {
+    const Shape& whole = model.whole.tensors[place->second].pieces[i].shape;
+    result.push_back({local[i], whole,
+                      tensor_parallel_box(description, local[i].name, whole, model.rank, model.degree),
+                      tensor_parallel_copies(description, local[i].name, whole, model.degree)});
+  }
+  return result;
+}
 
 void bind_layout(py::module_& m) {
   py::class_<Mesh>(m, "Mesh")
@@ -133,6 +154,7 @@ void bind_layout(py::module_& m) {
       .def_property_readonly("prefix", [](const RankModel& f) { return f.whole.prefix; })
       .def("pieces", &pieces_of)
       .def_property_readonly("piece_names", &piece_names)
+      .def_property_readonly("in_runs", &in_runs)
       .def(
           "partition",
           [](const RankModel& f, int stages, double memory_weight, int64_t sequence) {

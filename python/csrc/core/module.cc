@@ -13,4 +13,5 @@ PYBIND11_MODULE(_core, m) {
   shardsmith::python::bind_index(m);
   shardsmith::python::bind_checkpoint(m);
   shardsmith::python::bind_saving(m);
+  shardsmith::python::bind_parameters(m);
 }

@@ -227,10 +227,8 @@ class Saver {
 Leaf make_leaf(const std::string& dtype, uintptr_t storage, uint64_t storage_size, int64_t offset, const Shape& size,
                const Strides& strides, bool requires_grad, const std::string& name, const Shape& global,
                const Shape& box_offset) {
-  const std::optional<Dtype> known = dtype_from_torch(dtype);
-  if (!known) fail(ErrorKind::kUnsupported, "a tensor of dtype ", dtype, " can't be saved");
   Leaf leaf;
-  leaf.tensor.dtype = *known;
+  leaf.tensor.dtype = dtype_of(dtype);
   leaf.tensor.offset = offset;
   leaf.tensor.size = size;
   leaf.tensor.strides = strides;

@@ -68,6 +68,7 @@ class FromPython {
     if (PyDict_Check(object.ptr())) return dict(py::reinterpret_borrow<py::dict>(object));
     if (py::isinstance<Opaque>(object)) return object.cast<Opaque>();
     if (content_ && py::isinstance<Leaf>(object)) return leaf(object.cast<const Leaf&>());
+    if (content_ && py::isinstance<Leaves>(object)) return leaves(object.cast<Leaves&>());
     fail(ErrorKind::kUnsupported, "'", path(), "' is a ", py::str(py::type::of(object)).cast<std::string>(),
          ", which is no plain value");
   }
@@ -97,13 +98,20 @@ class FromPython {
     return result;
   }
 
-  Value leaf(const Leaf& leaf) {
+  Value leaves(Leaves& leaves) {
+    Dict result;
+    result.items.reserve(leaves.items.size());
+    for (auto& [name, one] : leaves.items) result.items.emplace_back(Value(std::move(name)), leaf(std::move(one)));
+    leaves.items.clear();
+    return result;
+  }
+
+  Value leaf(Leaf leaf) {
     const auto [known, is_new] =
         storages_.emplace(std::pair(leaf.storage, leaf.storage_size), content_->storages.size());
     if (is_new) content_->storages.push_back({leaf.storage_size, leaf.storage, nullptr});
-    PtTensor tensor = leaf.tensor;
-    tensor.storage = known->second;
-    content_->tensors.push_back(std::move(tensor));
+    leaf.tensor.storage = known->second;
+    content_->tensors.push_back(std::move(leaf.tensor));
     return TensorRef{content_->tensors.size() - 1};
   }
 

@@ -87,6 +87,7 @@ class DistributedModel(ModelQueries, nn.Module):
         self.backward_passes_per_step = backward_passes_per_step
         self.average_grads_across_microbatches = average_grads_across_microbatches
         self.partitioned = False
+        self._partitioned_parameters: dict[str, nn.Parameter] | None = None  # of all ranks; those of others are empty
         self._bucket_cap_mb = float(bucket_cap_mb)
         self._broadcast_buffers = broadcast_buffers
         self._config_text = any_module.describe(module) if self.is_plain else weightless.config_text(module)
@@ -122,7 +123,9 @@ class DistributedModel(ModelQueries, nn.Module):
             self.partition()
 
     def _named(self) -> dict[str, nn.Parameter]:
-        """The module's, under the names that Hugging Face's files have."""
+        """The module's, under the names that Hugging Face's files have; after the partition those that were there for it."""
+        if self._partitioned_parameters is not None:
+            return self._partitioned_parameters
         aliases, known = self._model.aliases, {name for name, *_ in self._model.tensors}
         return {name if name in known else aliases.get(name, name): p for name, p in self.module.named_parameters()}
 
@@ -188,7 +191,7 @@ class DistributedModel(ModelQueries, nn.Module):
 
     def _partition(self) -> None:
         """Which parameters are this rank's, in what type."""
-        parameters = self._named()
+        parameters = self._partitioned_parameters = self._named()
         names = [name for name in self._model.stage_tensors(self._first, state.stage) if name in parameters]
         self._local = {name: parameters[name] for name in names}
         for name, param in parameters.items():

@@ -147,9 +147,11 @@ class LocalIndex:
     format = "memory"
 
     def __init__(self, tensors: dict[str, Any], strict: bool):
-        self.values: dict[str, Any] = {}
         self._tensors = tensors
         self._strict = strict
+
+    def value(self, key: str) -> None:
+        """There are tensors only."""
 
     def names(self) -> list[str]:
         return list(self._tensors)

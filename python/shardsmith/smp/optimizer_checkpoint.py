@@ -167,8 +167,8 @@ def restore_options(optimizer: DistributedOptimizer, saved: list[dict[str, Any]]
 
 def _files(pending: weights.Pending) -> tuple[list[Any], list[Any]]:
     """Values of the checkpoint's optimizer files, and of its files of masters. Either kind may stand in one file."""
-    values = (pending.values or {}).get("optimizer") or []
-    return [v for v in values if "param_groups" in v], [v for v in values if "loss_scaler" in v]
+    files = pending.optimizer_files
+    return [file for file in files if "param_groups" in file], [file for file in files if "loss_scaler" in file]
 
 
 def _refuse_half_states(pending: weights.Pending, files: list[Any], keys: dict[str, list[str]]) -> None:

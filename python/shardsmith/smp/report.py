@@ -58,7 +58,7 @@ def compare(model: DistributedModel, pending: Pending) -> None:
     dtypes = model.dtypes()
     for hf_name, parts in model._whole.piece_names.items():
         expected.update(pending.prefix + name for name in parts)
-        stored = [pending.stored_name(name) for name in parts]
+        stored = [pending.stored.of(name) for name in parts]
         if None in stored:
             report.missing.append(hf_name)
             continue

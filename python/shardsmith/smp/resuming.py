@@ -81,9 +81,9 @@ def _make_pending(where: str, index: Any, found: dict[str, Any], strict: bool, l
                   **more: Any) -> weights.Pending:
     report = LoadReport(where, index.format, passed_over=found["passed_over"])
     pending = weights.Pending(where, index, load_optimizer=load_optimizer, strict=strict, report=report, **more)
-    files = (pending.values or {}).get("optimizer") or []
     if load_optimizer:
-        report.optimizer = "restored" if any("param_groups" in file for file in files) else "not there"
+        has_state = any("param_groups" in file for file in pending.optimizer_files)
+        report.optimizer = "restored" if has_state else "not there"
     return pending
 
 
@@ -143,9 +143,10 @@ def _open_other(found: dict[str, Any], strict: bool, load_optimizer: bool,
         logger.warning("%s: %s%s", at, left_out[0], f", and {len(left_out) - 1} more" if len(left_out) > 1 else "")
     if left_out and report.optimizer == "not there":
         report.optimizer = "left out"
-    if (step := pending.values.get("step")) is not None:
+    if (step := index.value("step")) is not None:
         report.step = state.optimizer_steps = int(step)
-    content = values_of(index, pending.values["content"], at) if pending.values.get("content") is not None else {}
+    saved = index.value("content")
+    content = values_of(index, saved, at) if saved is not None else {}
     # Beside weights of another tool a script may have saved some.
     companion = os.path.join(found["folder"], f"user_content_{found['tag']}")
     if not content and told["format"] != "full" and os.path.isfile(companion):

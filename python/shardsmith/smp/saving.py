@@ -17,7 +17,7 @@ from shardsmith.smp.durable import sync
 from shardsmith.smp.model import DistributedModel
 from shardsmith.smp.optimizer import DistributedOptimizer
 from shardsmith.smp.session import logger, state
-from shardsmith.smp.slices import piece_leaves, pieces
+from shardsmith.smp.slices import parameter_leaves
 from shardsmith.smp.values import Encoder
 
 HF_FOLDER = "hf"  # beside the checkpoints: what an export needs besides weights
@@ -174,13 +174,9 @@ def _full_request(path: str, tag: str, model: DistributedModel | None, optimizer
     return state.together(gather)
 
 
-def _model_tree(model: DistributedModel, keep: list[torch.Tensor], skip: set[str]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    rank = state.group_rank("tp")
-    for hf_name, param in model.held().items():
-        if hf_name not in skip:
-            tree |= piece_leaves(param, pieces(model._model, hf_name), rank, keep, "model/{}")
-    return tree
+def _model_tree(model: DistributedModel, keep: list[torch.Tensor], skip: set[str]) -> Any:
+    held = {name: tensor for name, tensor in model.held().items() if name not in skip}
+    return parameter_leaves(model._model, held, state.group_rank("tp"), keep, "model/{}")
 
 
 def _write_hf_folder(path: str, model: DistributedModel, config: str) -> str:

@@ -1,9 +1,11 @@
 """Between Hugging Face shaped tensors in memory and our logical tensors in a checkpoint: pieces, wants and leaves."""
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import operator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +13,7 @@ import torch
 from shardsmith.errors import Error
 
 
+@functools.cache
 def torch_word(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
@@ -88,6 +91,9 @@ class Memory(NamedTuple):
         return Memory(torch_word(tensor.dtype), tensor.element_size(), storage.data_ptr(), storage.nbytes(),
                       tensor.storage_offset(), tensor.stride())
 
+    def whole(self) -> tuple[Any, ...]:
+        return self.dtype, self.address, self.size, self.offset, self.strides
+
     def begin(self, piece: Piece) -> int:
         """Where a piece begins in the storage, in elements."""
         return self.offset + sum(map(operator.mul, piece.offset, self.strides))
@@ -95,6 +101,12 @@ class Memory(NamedTuple):
     def strides_of(self, piece: Piece) -> list[int]:
         """Of one whose rows lie together."""
         return [self.strides[d] for d in piece.permutation]
+
+
+def described(tensors: Mapping[str, torch.Tensor]) -> list[tuple[Any, ...]]:
+    """Parameters on CPU as _core takes them, each with its own memory instead of its storage's where it lies together."""
+    return [(name, torch_word(tensor.dtype), tensor.data_ptr(), tensor.nbytes, 0, tensor.stride()) if tensor.is_contiguous() else
+            (name, *Memory.of(tensor).whole()) for name, tensor in tensors.items()]
 
 
 def want(name: str, view: torch.Tensor, whole: list[int] | None = None, box: list[int] | None = None) -> tuple[Any, ...]:
@@ -106,12 +118,39 @@ def want(name: str, view: torch.Tensor, whole: list[int] | None = None, box: lis
             memory.address + begin, memory.size - begin, memory.strides)
 
 
+class Names(NamedTuple):
+    """Under which a checkpoint has the pieces of parameters."""
+
+    patterns: list[str]  # in which {} stands for the logical name: of several the first that the checkpoint has
+    known: Collection[str] | None = None  # all names of the checkpoint; None: whatever lacks is an error
+
+    def of(self, logical: str) -> str | None:
+        """None where it is missing."""
+        names = [pattern.replace("{}", logical) for pattern in self.patterns]
+        return names[-1] if self.known is None else next((name for name in names if name in self.known), None)
+
+
+class Parameters(NamedTuple):
+    """To be read, all pieces of them."""
+
+    model: Any  # _core.Model
+    tensors: Mapping[str, torch.Tensor]
+    names: Names
+
+    def parts(self) -> Iterator[tuple[torch.Tensor, list[tuple[str, Piece]]]]:
+        """Of each its pieces that are there, with their names in the checkpoint."""
+        for hf_name, tensor in self.tensors.items():
+            named = ((self.names.of(piece.name), piece) for piece in pieces(self.model, hf_name))
+            yield tensor, [(name, piece) for name, piece in named if name is not None]  # else missing, which has been said
+
+
 class Staging:
     """Reads into tensors on any device: those on CPU directly, others by way of a copy, like those
     whose rows don't lie together."""
 
     def __init__(self) -> None:
         self.wants: list[tuple[Any, ...]] = []
+        self._parameters: list[Parameters] = []
         self._targets: list[tuple[str, torch.Tensor, Piece | None]] = []  # a piece's tensor is the whole one
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._reading: Any = None
@@ -134,6 +173,13 @@ class Staging:
             self.wants.append((name, memory.dtype, piece.whole, piece.box, piece.shape, memory.address + begin,
                                memory.size - begin, memory.strides_of(piece)))
 
+    def add_parameters(self, model: Any, tensors: Mapping[str, torch.Tensor], names: Names) -> None:
+        """All pieces of them. Those that need no copy are described to _core a tensor at a time."""
+        plain, others = _apart(model, tensors)
+        self._parameters.append(Parameters(model, plain, names))
+        for tensor, named in Parameters(model, others, names).parts():
+            self.add_pieces(tensor, named)
+
     def _staged(self, view: torch.Tensor, shape: list[int]) -> torch.Tensor:
         """Itself, or what is copied there once it has been read."""
         if view.device.type == "cpu" and list(view.shape) == shape:
@@ -147,8 +193,12 @@ class Staging:
         if hasattr(index, "copy"):  # of tensors in memory: StateIndex
             for name, tensor, piece in self._targets:
                 index.copy(name, tensor if piece is None else piece.view(tensor), piece)
+            for parameters in self._parameters:
+                for tensor, named in parameters.parts():
+                    for name, piece in named:
+                        index.copy(name, piece.view(tensor), piece)
             return
-        index.prepare(self.wants, where=where).run()
+        self._planned(index, where).run()
         self._copy()
 
     def prepare(self, index: Any, where: str) -> bytes:
@@ -156,8 +206,12 @@ class Staging:
         if hasattr(index, "copy"):
             self._reading = None
             return b""
-        self._reading = index.prepare(self.wants, where=where)
+        self._reading = self._planned(index, where)
         return self._reading.announcement()
+
+    def _planned(self, index: Any, where: str) -> Any:
+        parameters = [(p.model, described(p.tensors), p.names.patterns, p.names.known is not None) for p in self._parameters]
+        return index.prepare(self.wants, where, parameters)
 
     def read_prepared(self, index: Any, announcements: list[bytes], rank: int) -> None:
         if self._reading is None:
@@ -189,6 +243,28 @@ def make_leaf(tensor: torch.Tensor, keep: list[torch.Tensor], name: str = "", pi
                    "box_offset": piece.box if piece else [0] * len(shape)}
     return _core.Leaf(torch_word(value.dtype), storage.data_ptr(), storage.nbytes(), value.storage_offset(), shape,
                       list(value.stride()), tensor.requires_grad and tensor.is_leaf, **options)
+
+
+def _apart(model: Any, tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Those whose pieces are described by arithmetic, and the others."""
+    in_runs = set(model.in_runs)
+    plain = {name: tensor for name, tensor in tensors.items()
+             if name not in in_runs and tensor.is_cpu and tensor.layout == torch.strided}
+    return plain, {name: tensor for name, tensor in tensors.items() if name not in plain} if len(plain) < len(tensors) else {}
+
+
+def parameter_leaves(model: Any, tensors: Mapping[str, torch.Tensor], rank: int, keep: list[torch.Tensor], name: str) -> Any:
+    """By logical name the leaves of all pieces that tensor-parallel rank `rank` stores of parameters, for a value tree; `name`:
+    under which the checkpoint has them, with a {} where the logical name stands."""
+    from shardsmith import _core
+
+    plain, others = _apart(model, tensors)
+    keep += plain.values()
+    leaves = _core.Leaves(model, described(plain), rank, name)
+    for hf_name, tensor in others.items():
+        for piece_name, leaf in piece_leaves(tensor, pieces(model, hf_name), rank, keep, name).items():
+            leaves.add(piece_name, leaf)
+    return leaves
 
 
 def piece_leaves(tensor: torch.Tensor, parts: list[Piece], rank: int, keep: list[torch.Tensor], name: str) -> dict[str, Any]:

@@ -61,7 +61,6 @@ class StateIndex:
     def __init__(self, model: DistributedModel, tensors: Mapping[str, Any]):
         tensors = {name: value for name, value in tensors.items() if isinstance(value, torch.Tensor)}
         logical = {name for names in model._whole.piece_names.values() for name in names}
-        self.values: dict[str, Any] = {}
         self._tensors: dict[str, torch.Tensor] = {}
         self._parts: dict[str, tuple[torch.Tensor, Piece]] = {}
         self.told: dict[str, Any] = {"format": self.format, "unexpected": [], "renamed": []}
@@ -79,6 +78,9 @@ class StateIndex:
                                        f"is {shape}")
             for piece in pieces(model._whole, hf_name):
                 self._parts[piece.name] = tensor, piece
+
+    def value(self, key: str) -> None:
+        """There are tensors only."""
 
     def names(self) -> list[str]:
         return [*self._tensors, *self._parts]

@@ -11,7 +11,7 @@ from shardsmith.smp import weightless
 from shardsmith.smp.precision import MASTER
 from shardsmith.smp.report import LoadReport, compare, loses
 from shardsmith.smp.session import logger, state
-from shardsmith.smp.slices import Piece, Staging, cut, initialize, pieces
+from shardsmith.smp.slices import Names, Staging, cut, initialize
 
 if TYPE_CHECKING:
     from shardsmith.smp.model import DistributedModel
@@ -34,20 +34,16 @@ class Pending:
         self.strict = strict
         self.seed = seed  # of the run that saved it, where it says
         self.names = set(index.names())
-        self.has_masters = any(name.startswith(STATE) and name.endswith(f"/{MASTER}") for name in self.names)
-        self.values = index.values  # converted once
+        self.has_masters = any(name.endswith(f"/{MASTER}") and name.startswith(STATE) for name in self.names)
+        # Where there are masters they are the weights; the model's own tensors are their rounding.
+        masters = [f"{STATE}{{}}/{MASTER}"] if self.has_masters else []
+        self.stored = Names([*masters, f"{prefix}{{}}"], self.names)
+        self.optimizer_files: list[Any] = index.value("optimizer") or []  # their values
         self.report = report or LoadReport(where, index.format)
         self.compared = False
         self.model_done = False
         self.optimizer_done = not load_optimizer
         self.options_done = not load_optimizer
-
-    def stored_name(self, logical: str) -> str | None:
-        """Under which the weights stand: where there are masters they are the weights; the model's own tensors are their
-        rounding. None where they are missing."""
-        if self.has_masters and (name := f"{STATE}{logical}/{MASTER}") in self.names:
-            return name
-        return self.prefix + logical if self.prefix + logical in self.names else None
 
     def compare(self, model: DistributedModel) -> None:
         """Once the model is there. Raises what strict loading refuses."""
@@ -96,8 +92,7 @@ def _fill(model: DistributedModel, names: list[str]) -> None:
         from shardsmith import _core
 
         staging = Staging()
-        for name in names:
-            _add(staging, model._local[name], pieces(model._model, name), str)
+        staging.add_parameters(model._model, {name: model._local[name] for name in names}, Names(["{}"]))
         return staging, _core.read_hf_logical(source.folder, model._model), source.folder
 
     read_together(prepare)
@@ -116,11 +111,6 @@ def _initialize(model: DistributedModel, names: list[str]) -> None:
         initialize(name, whole, model.seed, config)
         with torch.no_grad():
             cut(model._whole, model._model, name, whole, param)
-
-
-def _add(staging: Staging, tensor: torch.Tensor, parts: list[Piece], stored: Callable[[str], str | None]) -> None:
-    named = ((stored(piece.name), piece) for piece in parts)
-    staging.add_pieces(tensor, [(name, piece) for name, piece in named if name is not None])  # else missing, which has been said
 
 
 def read_together(prepare: Callable[[], Reading | None]) -> None:
@@ -155,13 +145,12 @@ def _wanted(model: DistributedModel, pending: Pending) -> Staging:
     """Once `pending` has been compared with the model."""
     staging = Staging()
     for name, master in (model.masters or {}).items():
-        _add(staging, master, model.optimized_pieces(name), pending.stored_name)
-    if model.masters is None or model.shards is not None:  # else they are rounded afterwards
-        for name, param in model._local.items():
-            _add(staging, param, pieces(model._model, name), pending.stored_name)
-    for name, buffer in model.held().items():
-        if name not in model._local:
-            _add(staging, buffer, pieces(model._model, name), pending.stored_name)
+        named = ((pending.stored.of(piece.name), piece) for piece in model.optimized_pieces(name))
+        staging.add_pieces(master, [(name, piece) for name, piece in named if name is not None])
+    held = model.held()
+    if model.masters is not None and model.shards is None:  # parameters are rounded afterwards
+        held = {name: tensor for name, tensor in held.items() if name not in model._local}
+    staging.add_parameters(model._model, held, pending.stored)
     return staging
 
 
