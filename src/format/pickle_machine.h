@@ -1,9 +1,9 @@
 // The pickle machine: what pickle_read.cc (operations) and pickle_calls.cc (calls, tensors) share.
 //
 // Objects live in an arena and refer to each other by number, so that shared and cyclic references cost nothing while
-// reading; at the end the root is copied out into a Value, within limits. References to objects, and to the items of one
-// that is no list, dict or set, hold as long as the machine does. Memory comes from a pool that ends with the machine: a
-// checkpoint of many small tensors is read in half the time without an allocation for each tuple and text.
+// reading; at the end the root is copied out into a Value, within limits. References to objects, and to the items of
+// one that is no list, dict or set, hold as long as the machine does. Memory comes from a pool that ends with the
+// machine: a checkpoint of many small tensors is read in half the time without an allocation for each tuple and text.
 #pragma once
 
 #include <cstdint>

@@ -36,7 +36,8 @@ Value Machine::value_of(Id id, size_t depth) {
       dict.items.reserve(n.items.size() / 2);
       for (size_t i = 0; i + 1 < n.items.size(); i += 2) {
         Value key = value_of(n.items[i], depth + 1);
-        if (const std::string* name = text(n.items[i]); name && node(n.items[i]).kind == Kind::kScalar && !texts.insert(*name).second)
+        if (const std::string* name = text(n.items[i]);
+            name && node(n.items[i]).kind == Kind::kScalar && !texts.insert(*name).second)
           bad("the key '", printable(*name), "' stands twice in one dict");
         dict.items.emplace_back(std::move(key), value_of(n.items[i + 1], depth + 1));
       }

@@ -33,7 +33,11 @@ bool all_hashable(const List& items) {
 class Writer : private PickleEmitter {
  public:
   Writer(std::span<const PickledTensor> tensors, std::span<const PickledStorage> storages, std::string_view where)
-      : PickleEmitter(where), tensors_(tensors), storages_(storages), untyped_(storages.size(), false), tensor_memo_(tensors.size(), kNotYet) {
+      : PickleEmitter(where),
+        tensors_(tensors),
+        storages_(storages),
+        untyped_(storages.size(), false),
+        tensor_memo_(tensors.size(), kNotYet) {
     std::vector<std::optional<Dtype>> seen(storages.size());
     for (const PickledTensor& tensor : tensors) {
       if (tensor.storage >= storages.size())

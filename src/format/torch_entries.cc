@@ -12,7 +12,11 @@ namespace {
 class Entries {
  public:
   Entries(const TorchObject& object, uint32_t file, Index& index)
-      : object_(object), file_(file), index_(index), slices_(object.pickled.tensors.size(), nullptr), seen_(slices_.size()) {
+      : object_(object),
+        file_(file),
+        index_(index),
+        slices_(object.pickled.tensors.size(), nullptr),
+        seen_(slices_.size()) {
     index.tensors.reserve(index.tensors.size() + slices_.size());
     views_.reserve(slices_.size());
     for (const PtSlice& slice : object.record.slices) {

@@ -98,8 +98,8 @@ pybind11::list texts_of(const std::vector<std::string>& texts);
 // Value -> Python; a TensorRef becomes the TensorName of index.tensors[i].
 pybind11::object to_python(const Value& value, const Index& index);
 
-// Python -> Value; Leafs are collected into `content`, storages told apart by address. Leaves are moved out of. Throws kUnsupported for an
-// object that is no plain value, with its path.
+// Python -> Value; Leafs are collected into `content`, storages told apart by address. Leaves are moved out of. Throws
+// kUnsupported for an object that is no plain value, with its path.
 Value from_python(const pybind11::handle& object, PtContent* content);
 
 }  // namespace shardsmith::python

@@ -97,8 +97,7 @@ std::vector<RankPiece> rank_pieces(const RankModel& model, const std::string& hf
   result.reserve(local.size());
   for (size_t i = 0; i < local.size(); ++i) {
     const Shape& whole = model.whole.tensors[place->second].pieces[i].shape;
-    result.push_back({local[i], whole,
-                      tensor_parallel_box(description, local[i].name, whole, model.rank, model.degree),
+    result.push_back({local[i], whole, tensor_parallel_box(description, local[i].name, whole, model.rank, model.degree),
                       tensor_parallel_copies(description, local[i].name, whole, model.degree)});
   }
   return result;

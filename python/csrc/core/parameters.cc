@@ -1,5 +1,5 @@
-// A rank's parameters, all at once: a checkpoint may have tens of thousands, and an object of Python's for each piece of
-// each takes longer than its bytes.
+// A rank's parameters, all at once: a checkpoint may have tens of thousands, and an object of Python's for each piece
+// of each takes longer than its bytes.
 #include "bindings.h"
 
 namespace py = pybind11;
@@ -50,9 +50,8 @@ PieceMemory::PieceMemory(const ParameterMemory& memory, const Piece& piece) {
 void bind_parameters(py::module_& m) {
   py::class_<Leaves>(m, "Leaves")
       .def(py::init(&leaves_of), py::arg("model"), py::arg("parameters"), py::arg("rank"), py::arg("pattern"))
-      .def("add", [](Leaves& leaves, const std::string& name, const Leaf& leaf) {
-        leaves.items.emplace_back(name, leaf);
-      });
+      .def("add",
+           [](Leaves& leaves, const std::string& name, const Leaf& leaf) { leaves.items.emplace_back(name, leaf); });
 }
 
 }  // namespace shardsmith::python
