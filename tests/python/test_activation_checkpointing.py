@@ -141,8 +141,9 @@ def test_activations_take_less_memory(models, tmp_path):
     used = {name: run(MEMORY.replace("WAY", WAYS.get(name, "")), 1, models, tmp_path / name)[0]["mib"]
             for name in ("none", "each", "branches")}
     print(used)
-    # 12 layers keep 2048 x 128 floats (1 MiB) each, and one has its whole graph.
-    assert used["each"] < 0.45 * used["none"]
+    # 12 layers keep 2048 x 128 floats (1 MiB) each, and one has its whole graph; the matrix library's buffers are in all of them
+    # and differ from processor to processor (0.40 to 0.47 was seen).
+    assert used["each"] < 0.55 * used["none"]
     assert used["branches"] < 0.6 * used["none"]
 
 

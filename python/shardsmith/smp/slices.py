@@ -118,7 +118,7 @@ def want(name: str, view: torch.Tensor, whole: list[int] | None = None, box: lis
             memory.address + begin, memory.size - begin, memory.strides)
 
 
-class Names(NamedTuple):
+class StoredNames(NamedTuple):
     """Under which a checkpoint has the pieces of parameters."""
 
     patterns: list[str]  # in which {} stands for the logical name: of several the first that the checkpoint has
@@ -135,7 +135,7 @@ class Parameters(NamedTuple):
 
     model: Any  # _core.Model
     tensors: Mapping[str, torch.Tensor]
-    names: Names
+    names: StoredNames
 
     def parts(self) -> Iterator[tuple[torch.Tensor, list[tuple[str, Piece]]]]:
         """Of each its pieces that are there, with their names in the checkpoint."""
@@ -173,7 +173,7 @@ class Staging:
             self.wants.append((name, memory.dtype, piece.whole, piece.box, piece.shape, memory.address + begin,
                                memory.size - begin, memory.strides_of(piece)))
 
-    def add_parameters(self, model: Any, tensors: Mapping[str, torch.Tensor], names: Names) -> None:
+    def add_parameters(self, model: Any, tensors: Mapping[str, torch.Tensor], names: StoredNames) -> None:
         """All pieces of them. Those that need no copy are described to _core a tensor at a time."""
         plain, others = _apart(model, tensors)
         self._parameters.append(Parameters(model, plain, names))

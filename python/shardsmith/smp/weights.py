@@ -11,7 +11,7 @@ from shardsmith.smp import weightless
 from shardsmith.smp.precision import MASTER
 from shardsmith.smp.report import LoadReport, compare, loses
 from shardsmith.smp.session import logger, state
-from shardsmith.smp.slices import Names, Staging, cut, initialize
+from shardsmith.smp.slices import Staging, StoredNames, cut, initialize
 
 if TYPE_CHECKING:
     from shardsmith.smp.model import DistributedModel
@@ -37,7 +37,7 @@ class Pending:
         self.has_masters = any(name.endswith(f"/{MASTER}") and name.startswith(STATE) for name in self.names)
         # Where there are masters they are the weights; the model's own tensors are their rounding.
         masters = [f"{STATE}{{}}/{MASTER}"] if self.has_masters else []
-        self.stored = Names([*masters, f"{prefix}{{}}"], self.names)
+        self.stored = StoredNames([*masters, f"{prefix}{{}}"], self.names)
         self.optimizer_files: list[Any] = index.value("optimizer") or []  # their values
         self.report = report or LoadReport(where, index.format)
         self.compared = False
@@ -92,7 +92,7 @@ def _fill(model: DistributedModel, names: list[str]) -> None:
         from shardsmith import _core
 
         staging = Staging()
-        staging.add_parameters(model._model, {name: model._local[name] for name in names}, Names(["{}"]))
+        staging.add_parameters(model._model, {name: model._local[name] for name in names}, StoredNames(["{}"]))
         return staging, _core.read_hf_logical(source.folder, model._model), source.folder
 
     read_together(prepare)
