@@ -121,7 +121,7 @@ MEMORY = TRAIN + """
 from transformers import GPT2Config, GPT2LMHeadModel
 start(1, 1)
 torch.manual_seed(1)
-config = GPT2Config(vocab_size=64, n_embd=128, n_layer=12, n_head=4, n_positions=512, resid_pdrop=0, embd_pdrop=0,
+config = GPT2Config(vocab_size=64, n_embd=128, n_layer=24, n_head=4, n_positions=512, resid_pdrop=0, embd_pdrop=0,
                     attn_pdrop=0, bos_token_id=0, eos_token_id=0)
 model = smp.DistributedModel(GPT2LMHeadModel(config).train())
 WAY
@@ -141,9 +141,9 @@ def test_activations_take_less_memory(models, tmp_path):
     used = {name: run(MEMORY.replace("WAY", WAYS.get(name, "")), 1, models, tmp_path / name)[0]["mib"]
             for name in ("none", "each", "branches")}
     print(used)
-    # 12 layers keep 2048 x 128 floats (1 MiB) each, and one has its whole graph; the matrix library's buffers are in all of them
-    # and differ from processor to processor (0.40 to 0.47 was seen).
-    assert used["each"] < 0.55 * used["none"]
+    # 24 layers keep 2048 x 128 floats (1 MiB) each, and one has its whole graph. What does not depend on the layers, as the matrix
+    # library's buffers, is in all of them, and was with 12 layers on some processors enough to pass the bound.
+    assert used["each"] < 0.45 * used["none"]
     assert used["branches"] < 0.6 * used["none"]
 
 

@@ -91,9 +91,6 @@ class Memory(NamedTuple):
         return Memory(torch_word(tensor.dtype), tensor.element_size(), storage.data_ptr(), storage.nbytes(),
                       tensor.storage_offset(), tensor.stride())
 
-    def whole(self) -> tuple[Any, ...]:
-        return self.dtype, self.address, self.size, self.offset, self.strides
-
     def begin(self, piece: Piece) -> int:
         """Where a piece begins in the storage, in elements."""
         return self.offset + sum(map(operator.mul, piece.offset, self.strides))
@@ -105,8 +102,13 @@ class Memory(NamedTuple):
 
 def described(tensors: Mapping[str, torch.Tensor]) -> list[tuple[Any, ...]]:
     """Parameters on CPU as _core takes them, each with its own memory instead of its storage's where it lies together."""
-    return [(name, torch_word(tensor.dtype), tensor.data_ptr(), tensor.nbytes, 0, tensor.stride()) if tensor.is_contiguous() else
-            (name, *Memory.of(tensor).whole()) for name, tensor in tensors.items()]
+    def one(name: str, tensor: torch.Tensor) -> tuple[Any, ...]:
+        if tensor.is_contiguous():
+            return name, torch_word(tensor.dtype), tensor.data_ptr(), tensor.nbytes, 0, tensor.stride()
+        memory = Memory.of(tensor)
+        return name, memory.dtype, memory.address, memory.size, memory.offset, memory.strides
+
+    return [one(name, tensor) for name, tensor in tensors.items()]
 
 
 def want(name: str, view: torch.Tensor, whole: list[int] | None = None, box: list[int] | None = None) -> tuple[Any, ...]:
@@ -129,6 +131,11 @@ class StoredNames(NamedTuple):
         names = [pattern.replace("{}", logical) for pattern in self.patterns]
         return names[-1] if self.known is None else next((name for name in names if name in self.known), None)
 
+    def of_pieces(self, parts: list[Piece]) -> list[tuple[str, Piece]]:
+        """Those that are there. The others are missing, which is said elsewhere."""
+        named = ((self.of(piece.name), piece) for piece in parts)
+        return [(name, piece) for name, piece in named if name is not None]
+
 
 class Parameters(NamedTuple):
     """To be read, all pieces of them."""
@@ -140,8 +147,7 @@ class Parameters(NamedTuple):
     def parts(self) -> Iterator[tuple[torch.Tensor, list[tuple[str, Piece]]]]:
         """Of each its pieces that are there, with their names in the checkpoint."""
         for hf_name, tensor in self.tensors.items():
-            named = ((self.names.of(piece.name), piece) for piece in pieces(self.model, hf_name))
-            yield tensor, [(name, piece) for name, piece in named if name is not None]  # else missing, which has been said
+            yield tensor, self.names.of_pieces(pieces(self.model, hf_name))
 
 
 class Staging:

@@ -145,8 +145,7 @@ def _wanted(model: DistributedModel, pending: Pending) -> Staging:
     """Once `pending` has been compared with the model."""
     staging = Staging()
     for name, master in (model.masters or {}).items():
-        named = ((pending.stored.of(piece.name), piece) for piece in model.optimized_pieces(name))
-        staging.add_pieces(master, [(name, piece) for name, piece in named if name is not None])
+        staging.add_pieces(master, pending.stored.of_pieces(model.optimized_pieces(name)))
     held = model.held()
     if model.masters is not None and model.shards is None:  # parameters are rounded afterwards
         held = {name: tensor for name, tensor in held.items() if name not in model._local}
